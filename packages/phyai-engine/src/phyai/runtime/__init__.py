@@ -1,0 +1,1 @@
+"""Run-time state that outlives one layer call: caches and index plans."""
