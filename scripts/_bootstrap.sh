@@ -13,7 +13,11 @@ is_recent_python() {
 
 # The uv on PATH counts only when it is new enough for [tool.uv] required-version.
 is_recent_uv() {
-    "$1" --version 2>/dev/null | awk '{ split($2, v, "."); exit !(v[1] > 0 || v[2] >= 8) }'
+    case $("$1" --version 2>/dev/null) in
+        'uv 0.'[0-7].*) return 1 ;;
+        'uv '*) return 0 ;;
+        *) return 1 ;;
+    esac
 }
 
 find_python() {
