@@ -1,1 +1,113 @@
-"""Fixtures that every test of the workspace shares."""
+"""Fixtures and test-run policy that every test of the workspace shares."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers already use every core; more threads in each only makes them wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest_plugins = ["pytester"]
+
+MAX_CPU_WORKERS = 16  # beyond this, starting workers costs more than they save
+MAX_GPU_WORKERS = 8  # every worker allocates on the same device
+
+
+@cache
+def device_missing_reason() -> str | None:
+    """Return why no accelerator can run tests here, or None when one can."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    build = "CUDA" if torch.version.cuda else "ROCm" if torch.version.hip else "CPU-only"
+    return f"needs a CUDA or ROCm device: this {build} build of torch {torch.__version__} sees none"
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Iterator[None]:
+    """Cap the workers of ``-n auto``; PYTEST_XDIST_AUTO_NUM_WORKERS is taken as it is."""
+    workers = yield
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return workers
+    return min(workers, MAX_CPU_WORKERS if device_missing_reason() else MAX_GPU_WORKERS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a ``gpu`` test, with the reason, where there is no device."""
+    if item.get_closest_marker("gpu") and (reason := device_missing_reason()):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def large_device_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run the test alone among those that ask for this fixture, across all xdist workers.
+
+    For tests that allocate gigabytes on the device or start further GPU processes. The cached
+    memory of this worker is returned before the next one starts.
+    """
+    from filelock import FileLock
+
+    # The parent of a worker's base directory is common to all the workers of one run.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "large_device_memory.lock"):
+        try:
+            yield
+        finally:
+            gc.collect()
+            if device_missing_reason() is None:
+                import torch
+
+                torch.cuda.empty_cache()
+
+
+def fill_with_garbage(tensor: Any) -> Any:
+    """Fill a fresh tensor with NaN, with the largest integer or with True; return it.
+
+    A dtype that cannot be filled, such as packed FP4, is filled through its bytes. A wrapper
+    subclass is returned as it is: its inner tensors were filled when they were allocated.
+    """
+    import torch
+
+    if hasattr(tensor, "__tensor_flatten__"):
+        return tensor
+    with torch.no_grad():
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            try:
+                tensor.fill_(float("nan"))
+            except (NotImplementedError, RuntimeError):
+                tensor.view(torch.uint8).fill_(0xFF)
+        elif tensor.dtype == torch.bool:
+            tensor.fill_(True)
+        else:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
+    return tensor
+
+
+def _filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an allocator so that what it returns holds garbage that no test can miss."""
+
+    def allocate_filled(*args: Any, **kwargs: Any) -> Any:
+        return fill_with_garbage(allocate(*args, **kwargs))
+
+    return allocate_filled
+
+
+@pytest.fixture
+def nan_filled_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make uninitialised tensors hold NaN (floats), the largest value (integers) or True.
+
+    A kernel that leaves an element of its output unwritten then fails the comparison, instead of
+    passing on whatever the allocator returned. Covers the Python entry points ``torch.empty``,
+    ``empty_like``, ``empty_strided``, ``Tensor.new_empty`` and ``Tensor.new_empty_strided``.
+    """
+    import torch
+
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, _filled(getattr(torch, name)))
+    for name in ("new_empty", "new_empty_strided"):
+        monkeypatch.setattr(torch.Tensor, name, _filled(getattr(torch.Tensor, name)))
