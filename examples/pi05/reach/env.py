@@ -1,7 +1,7 @@
 """The task as a gymnasium environment, registered as ``phyai/Reach-v0`` on import."""
 
 import string
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,7 +40,7 @@ class ReachEnv(gymnasium.Env[dict[str, Any], Array]):
     the episode is cut after `STEP_LIMIT` steps.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode not in (None, "rgb_array"):

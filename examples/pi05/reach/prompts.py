@@ -29,12 +29,12 @@ def state_bins(normalised: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptTable:
-    """Tokens of every instruction before and after the state.
+    r"""Tokens of every instruction before and after the state.
 
     Attributes:
         heads: ``<bos>Task: ..., State:`` of each (template, colour), int64 [T, C, longest].
         lengths: tokens in each head, int64 [T, C].
-        tail: ``;\\nAction:``, int64 [tail].
+        tail: ``;\nAction:``, int64 [tail].
         first_bin: id of the number -1; the numbers are consecutive.
         state: statistics that normalise the state.
     """
@@ -60,11 +60,12 @@ class PromptTable:
             for c, ids in enumerate(row):
                 heads[t, c, : len(ids)] = torch.tensor(ids)
         tail = tokenizer.encode(";\nAction: ", add_special_tokens=False).ids
+        first_bin = tokenizer.encode(str(BINS[0]), add_special_tokens=False).ids[0]
         return cls(
             heads.to(device),
             lengths.to(device),
             torch.tensor(tail, device=device),
-            tokenizer.token_to_id(str(BINS[0])),
+            first_bin,
             {name: value.to(device) for name, value in state.items()},
         )
 

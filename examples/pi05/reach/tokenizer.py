@@ -1,6 +1,7 @@
 """A word-level tokenizer that is small enough to ship: the words of the task and the state bins."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -49,7 +50,7 @@ def save_tokenizer(directory: Path) -> None:
     _write_json(directory / "special_tokens_map.json", names)
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
