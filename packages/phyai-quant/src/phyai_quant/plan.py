@@ -1,0 +1,242 @@
+"""Which layer gets which scheme: an ordered list of rules, first match wins."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from phyai_quant import matching
+from phyai_quant.scheme import QuantConfigError, QuantScheme, TensorQuant
+
+
+class MatcherKind(StrEnum):
+    """How a matcher's pattern is read."""
+
+    NAME = "name"
+    GLOB = "glob"
+    REGEX = "regex"
+    MODULE_CLS = "module_cls"
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A test on a layer's dotted name or class.
+
+    Attributes:
+        kind: ``name`` (equal, or equal to the last component), ``glob`` (shell pattern over the
+            whole name, ``*`` crosses dots), ``regex`` (anchored at the start only) or
+            ``module_cls`` (part of the class name).
+        pattern: The text to compare with.
+
+    Raises:
+        QuantConfigError: Unknown kind, empty pattern, a name with an empty segment, or an
+            expression that does not compile.
+    """
+
+    kind: MatcherKind
+    pattern: str
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", MatcherKind(self.kind))
+        except ValueError as error:
+            raise QuantConfigError(
+                f"unknown matcher kind {self.kind!r}; allowed: {', '.join(MatcherKind)}"
+            ) from error
+        if not isinstance(self.pattern, str) or not self.pattern:
+            raise QuantConfigError(
+                f"matcher {self.kind.value} needs a non-empty string, not {self.pattern!r}"
+            )
+        if self.kind is MatcherKind.NAME:
+            matching.check_name(self.pattern)
+        if self.kind is MatcherKind.REGEX:
+            matching.compile_regex(self.pattern)
+
+    def matches(self, prefix: str, module_cls: type | str | None = None) -> bool:
+        """Tells whether the layer ``prefix`` of class ``module_cls`` passes the test."""
+        match self.kind:
+            case MatcherKind.NAME:
+                return matching.name_matches(self.pattern, prefix)
+            case MatcherKind.GLOB:
+                return matching.glob_matches(self.pattern, prefix)
+            case MatcherKind.REGEX:
+                return matching.regex_matches(self.pattern, prefix)
+            case MatcherKind.MODULE_CLS:
+                return matching.class_matches(self.pattern, module_cls)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A matcher and what it gives.
+
+    Attributes:
+        matcher: Which layers.
+        scheme: Their scheme; None keeps them unquantized on purpose.
+        source: Where the rule was written, for messages. Rules with the same source stand for one
+            entry of a config.
+    """
+
+    matcher: Matcher
+    scheme: QuantScheme | None
+    source: str = field(default="", compare=False)
+
+    def describe(self) -> str:
+        """Returns a short text naming the matcher, the scheme and the source."""
+        scheme = "unquantized" if self.scheme is None else self.scheme.describe()
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.matcher.kind.value} {self.matcher.pattern!r} -> {scheme}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class LegResolution:
+    """The decision for one checkpoint layer.
+
+    Attributes:
+        name: Name of the leg.
+        matched_name: The spelling (leg or fused name) that the rule matched; None for the default.
+        rule: The rule that decided; None when the plan's default did.
+        scheme: The resulting scheme.
+    """
+
+    name: str
+    matched_name: str | None
+    rule: Rule | None
+    scheme: QuantScheme | None
+
+    def describe(self) -> str:
+        """Returns one line naming the leg, its scheme and the rule."""
+        scheme = "unquantized" if self.scheme is None else self.scheme.describe()
+        reason = "no rule matched, default" if self.rule is None else self.rule.describe()
+        return f"{self.name}: {scheme} [{reason}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The decision for one layer, leg by leg."""
+
+    prefix: str
+    legs: tuple[LegResolution, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """True when every leg has the same scheme."""
+        return all(leg.scheme == self.legs[0].scheme for leg in self.legs)
+
+    @property
+    def scheme(self) -> QuantScheme | None:
+        """The scheme of all legs; QuantConfigError when they differ."""
+        if not self.agrees:
+            lines = "\n  ".join(leg.describe() for leg in self.legs)
+            raise QuantConfigError(
+                f"the legs of fused layer {self.prefix!r} have different schemes; give all of them "
+                f"the same one:\n  {lines}"
+            )
+        return self.legs[0].scheme
+
+    def __str__(self) -> str:
+        head = self.prefix if self.agrees else f"{self.prefix}: legs disagree"
+        return "\n  ".join([head, *(leg.describe() for leg in self.legs)])
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlan:
+    """Ordered rules and the scheme of every layer that none of them matches.
+
+    Attributes:
+        rules: Tested in order; the first match decides.
+        default: Scheme of unmatched layers; None leaves them unquantized.
+        kv_cache: Quantization of cached keys and values that the checkpoint declares. It is data:
+            resolving layers does not use it.
+        source: The file or section the plan was read from, for messages.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    default: QuantScheme | None = None
+    kv_cache: TensorQuant | None = None
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    def resolve(
+        self,
+        prefix: str,
+        module_cls: type | str | None = None,
+        *,
+        legs: Sequence[str] | None = None,
+    ) -> QuantScheme | None:
+        """Returns the scheme of a layer.
+
+        A fused layer (``qkv_proj``, ``gate_up_proj``) is the layers it was fused from: a rule that
+        names the fused layer holds for all legs, a rule that names a leg for that leg, and all legs
+        must end up with the same scheme.
+
+        Args:
+            prefix: Full dotted name of the layer.
+            module_cls: Its class or class name, for ``module_cls`` rules.
+            legs: Last components of the legs of a fused layer that is not a known one.
+
+        Raises:
+            QuantConfigError: The legs disagree, or the name has an empty segment.
+        """
+        return self.explain(prefix, module_cls, legs=legs).scheme
+
+    def explain(
+        self,
+        prefix: str,
+        module_cls: type | str | None = None,
+        *,
+        legs: Sequence[str] | None = None,
+    ) -> Resolution:
+        """Returns which rule decides each leg of the layer; arguments as `resolve`."""
+        matching.check_name(prefix)
+        names = matching.fused_legs(prefix, legs)
+        return Resolution(prefix, tuple(self._resolve_leg(n, prefix, module_cls) for n in names))
+
+    def _resolve_leg(self, leg: str, prefix: str, module_cls: type | str | None) -> LegResolution:
+        names = matching.names_of_leg(leg, prefix)
+        for rule in self.rules:
+            for name in names:
+                if rule.matcher.matches(name, module_cls):
+                    return LegResolution(leg, name, rule, rule.scheme)
+        return LegResolution(leg, None, None, self.default)
+
+    def unmatched(self, names: Iterable[str] | Mapping[str, type | str | None]) -> tuple[Rule, ...]:
+        """Returns the rules that match no layer of a model, in order.
+
+        Args:
+            names: The names of its layers, or a mapping from name to class. Without classes
+                ``module_cls`` rules cannot be judged and are left out.
+        """
+        layers = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
+        judged = [
+            rule
+            for rule in self.rules
+            if isinstance(names, Mapping) or rule.matcher.kind is not MatcherKind.MODULE_CLS
+        ]
+        used = {id(rule) for rule in judged if _matches_any(rule.matcher, layers)}
+        sources = {rule.source for rule in judged if id(rule) in used and rule.source}
+        return tuple(r for r in judged if id(r) not in used and r.source not in sources)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping of rules, default and kv_cache, for fingerprints."""
+        return {
+            "rules": [
+                {
+                    "match": {rule.matcher.kind.value: rule.matcher.pattern},
+                    "scheme": None if rule.scheme is None else rule.scheme.as_dict(),
+                }
+                for rule in self.rules
+            ],
+            "default": None if self.default is None else self.default.as_dict(),
+            "kv_cache": None if self.kv_cache is None else self.kv_cache.as_dict(),
+        }
+
+
+def _matches_any(matcher: Matcher, layers: Mapping[str, type | str | None]) -> bool:
+    return any(
+        matcher.matches(name, module_cls)
+        for prefix, module_cls in layers.items()
+        for leg in matching.fused_legs(prefix)
+        for name in matching.names_of_leg(leg, prefix)
+    )

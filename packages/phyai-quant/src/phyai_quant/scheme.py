@@ -1,0 +1,157 @@
+"""What a tensor is quantized to: logical types without storage, kernels or devices."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+ROTATION_GROUPS = (16, 64, 256)
+"""Lengths of the regular Hadamard rotation that ConvRot applies along K."""
+
+
+class QuantConfigError(ValueError):
+    """A quantization config, policy section or checkpoint tensor that cannot be honoured."""
+
+
+class QDType(StrEnum):
+    """Logical number format of a tensor; the storage dtype is the weight spec's business."""
+
+    BF16 = "bf16"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+    INT8 = "int8"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+
+
+class Granularity(StrEnum):
+    """How many elements share one scale.
+
+    On a weight ``[N, K]`` ``per_channel`` means one scale per output row; on an activation it means
+    one scale per token row. A group of ``g`` elements along K is ``block`` with
+    ``block_shape=(1, g)``.
+    """
+
+    PER_TENSOR = "per_tensor"
+    PER_CHANNEL = "per_channel"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorQuant:
+    """Quantization of one tensor.
+
+    Attributes:
+        dtype: Logical number format.
+        granularity: Which elements share a scale.
+        symmetric: False when the tensor has a zero point.
+        dynamic: True when the scale is computed at run time from the values.
+        micro_scaled: True when the block scales are themselves low precision (nvfp4: e4m3 and a
+            global fp32 scale; mxfp4 and mxfp8: e8m0).
+        block_shape: ``(N block, K block)``, exactly when granularity is ``block``.
+        rotation_group: Length of the ConvRot rotation along K, for int8 per-channel weights.
+        act_order: True when the groups follow a permutation of K (a ``g_idx`` tensor).
+
+    Raises:
+        QuantConfigError: The fields contradict each other.
+    """
+
+    dtype: QDType
+    granularity: Granularity
+    symmetric: bool = True
+    dynamic: bool = False
+    micro_scaled: bool = False
+    block_shape: tuple[int, int] | None = None
+    rotation_group: int | None = None
+    act_order: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", QDType(self.dtype))
+        object.__setattr__(self, "granularity", Granularity(self.granularity))
+        if (self.granularity is Granularity.BLOCK) != (self.block_shape is not None):
+            raise QuantConfigError(
+                f"granularity {self.granularity.value!r} and block_shape {self.block_shape} "
+                "contradict: block_shape is given exactly when granularity is 'block'"
+            )
+        if self.block_shape is not None and (
+            len(self.block_shape) != 2 or any(size < 1 for size in self.block_shape)
+        ):
+            raise QuantConfigError(
+                f"block_shape {self.block_shape} must be two positive sizes (N block, K block)"
+            )
+        if self.rotation_group is not None:
+            self._check_rotation()
+
+    def _check_rotation(self) -> None:
+        if self.rotation_group not in ROTATION_GROUPS:
+            raise QuantConfigError(
+                f"rotation_group {self.rotation_group} is not supported; "
+                f"allowed: {', '.join(map(str, ROTATION_GROUPS))}"
+            )
+        if self.dtype is not QDType.INT8 or self.granularity is not Granularity.PER_CHANNEL:
+            raise QuantConfigError(
+                f"rotation_group {self.rotation_group} needs dtype 'int8' and granularity "
+                f"'per_channel', not {self.dtype.value!r} and {self.granularity.value!r}"
+            )
+
+    def describe(self) -> str:
+        """Returns a short text such as ``int4 block[1,128]``."""
+        text = f"{self.dtype.value} {self.granularity.value}"
+        if self.block_shape is not None:
+            text += f"[{self.block_shape[0]},{self.block_shape[1]}]"
+        flags = {
+            "asymmetric": not self.symmetric,
+            "dynamic": self.dynamic,
+            "micro-scaled": self.micro_scaled,
+            "act-order": self.act_order,
+            f"rotated by {self.rotation_group}": self.rotation_group is not None,
+        }
+        return " ".join([text, *(name for name, on in flags.items() if on)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping of every field."""
+        return {
+            "dtype": self.dtype.value,
+            "granularity": self.granularity.value,
+            "symmetric": self.symmetric,
+            "dynamic": self.dynamic,
+            "micro_scaled": self.micro_scaled,
+            "block_shape": list(self.block_shape) if self.block_shape else None,
+            "rotation_group": self.rotation_group,
+            "act_order": self.act_order,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """Quantization of one linear layer.
+
+    Attributes:
+        weight: Quantization of the weight ``[N, K]``.
+        input: Quantization of the activation ``[..., K]``; None keeps it in 16 or 32 bits.
+        online: True when the checkpoint holds high-precision weights that are quantized while they
+            are loaded; False when the checkpoint already holds quantized tensors.
+    """
+
+    weight: TensorQuant
+    input: TensorQuant | None = None
+    online: bool = False
+
+    @property
+    def weight_only(self) -> bool:
+        """True when activations are not quantized."""
+        return self.input is None
+
+    def describe(self) -> str:
+        """Returns a short text naming weight, input and when quantization happens."""
+        activation = "unquantized" if self.input is None else self.input.describe()
+        when = "quantized at load" if self.online else "quantized on disk"
+        return f"weight {self.weight.describe()}, input {activation}, {when}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping of every field."""
+        return {
+            "weight": self.weight.as_dict(),
+            "input": None if self.input is None else self.input.as_dict(),
+            "online": self.online,
+        }

@@ -1,0 +1,1 @@
+"""Physical weight formats: one module per format."""

@@ -1,0 +1,274 @@
+"""What every physical weight format answers to, and bookkeeping that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from phyai_quant.scheme import Granularity, QuantConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+ShardId = str | int | None
+
+_DTYPE_NAMES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e8m0fnu": "fp8_e8m0",
+}
+
+
+def dtype_name(dtype: object) -> str:
+    """Returns the short lower-case name of a dtype: ``torch.float32`` -> ``fp32``."""
+    text = str(dtype).removeprefix("torch.").lower()
+    return _DTYPE_NAMES.get(text, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalSignature:
+    """Facts about a stored weight that a kernel dispatcher selects by.
+
+    Strings are lower-cased and dtypes take their short names, so equal formats compare equal.
+
+    Attributes:
+        format: Number format of the weight, such as ``bf16``, ``fp8_e4m3``, ``int8``.
+        layout: Arrangement in memory, such as ``convrot``; None for plain row-major.
+        block_shape: ``(N block, K block)`` of block scales.
+        scale_dtype: Dtype of the weight scales.
+        granularity: ``per_tensor``, ``per_channel`` or ``block``.
+        storage_dtype: Dtype of the stored elements.
+        fields: Further facts, sorted by name.
+    """
+
+    format: str
+    layout: str | None = None
+    block_shape: tuple[int, int] | None = None
+    scale_dtype: str | None = None
+    granularity: str | None = None
+    storage_dtype: str | None = None
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("format", "scale_dtype", "storage_dtype"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else dtype_name(value))
+        for name in ("layout", "granularity"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else str(value).lower())
+        pairs = [
+            (str(key).lower(), value.lower() if isinstance(value, str) else value)
+            for key, value in self.fields
+        ]
+        object.__setattr__(self, "fields", tuple(sorted(pairs)))
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationRequest:
+    """What a layer asks a weight spec to allocate.
+
+    Attributes:
+        weight_shape: ``(N, K)`` of the whole layer.
+        params_dtype: Dtype the layer computes in: fp32, fp16 or bf16.
+        logical_widths: Rows of each fused leg in order; defaults to ``(N,)``.
+        shard_ids: Id of each leg in order, such as ``("q", "k", "v")`` or ``(0, 1)``; defaults to
+            ``(None,)``.
+        device: Where to allocate; None is torch's default device.
+
+    Raises:
+        QuantConfigError: The widths are not positive, do not sum to N, or do not pair with the ids.
+    """
+
+    weight_shape: tuple[int, int]
+    params_dtype: torch.dtype
+    logical_widths: tuple[int, ...] = ()
+    shard_ids: tuple[ShardId, ...] = (None,)
+    device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_shape", tuple(self.weight_shape))
+        object.__setattr__(self, "shard_ids", tuple(self.shard_ids))
+        widths = tuple(self.logical_widths) or (self.weight_shape[0],)
+        object.__setattr__(self, "logical_widths", widths)
+        if len(widths) != len(self.shard_ids) or len(set(self.shard_ids)) != len(widths):
+            raise QuantConfigError(
+                f"logical_widths {widths} and shard_ids {self.shard_ids} must pair one to one"
+            )
+        if any(width < 1 for width in widths) or sum(widths) != self.weight_shape[0]:
+            raise QuantConfigError(
+                f"logical_widths {widths} must be positive and sum to N = {self.weight_shape[0]}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationView:
+    """A quantized activation.
+
+    Attributes:
+        x: Codes ``[M, K]``, with M the product of the leading sizes of the activation.
+        x_scale: fp32 multipliers: ``[1]`` per tensor, ``[M]`` per token, or ``[M, ceil(K/g)]`` for
+            groups of g along K.
+        granularity: Which of these it is.
+    """
+
+    x: torch.Tensor
+    x_scale: torch.Tensor
+    granularity: Granularity
+
+
+class WeightSpec(Protocol):
+    """How the weight of one linear layer is stored, loaded and read back.
+
+    `allocate` comes first; `load_weight` once per checkpoint tensor; `process_after_loading` when
+    all have arrived. The spec holds no state: everything lives on the layer.
+    """
+
+    @property
+    def spec_id(self) -> str:
+        """Stable id of the format, used in messages and in autotune keys."""
+        ...
+
+    @property
+    def weight_dtype(self) -> torch.dtype | None:
+        """Storage dtype; None when it follows the layer's ``params_dtype``."""
+        ...
+
+    @property
+    def physical_signature(self) -> PhysicalSignature:
+        """Facts for the kernel dispatcher."""
+        ...
+
+    def tensor_names(self) -> tuple[str, ...]:
+        """Returns the checkpoint tensors of one unfused leg that `load_weight` accepts."""
+        ...
+
+    def allocate(self, layer: nn.Module, request: AllocationRequest) -> None:
+        """Registers parameters (``requires_grad=False``) on the layer."""
+        ...
+
+    def load_weight(
+        self, layer: nn.Module, name: str, loaded: torch.Tensor, shard_id: ShardId = None
+    ) -> None:
+        """Copies one checkpoint tensor of one leg into the layer's storage."""
+        ...
+
+    def process_after_loading(self, layer: nn.Module) -> None:
+        """Brings the loaded tensors into the form that kernels read; a second call does nothing."""
+        ...
+
+    def dequantize_weight(self, layer: nn.Module) -> torch.Tensor:
+        """Returns the weight ``[N, K]`` in fp32: the portable reference."""
+        ...
+
+    def missing_parts(self, layer: nn.Module) -> list[str]:
+        """Returns the full names of legs and scales that were never loaded."""
+        ...
+
+
+@dataclass(slots=True)
+class LoadState:
+    """Which parts of a layer have arrived.
+
+    Attributes:
+        request: What was allocated.
+        parts: Names of the required tensors of every leg.
+        loaded: Pairs of tensor name and index of the leg.
+        finished: True after `WeightSpec.process_after_loading`.
+    """
+
+    request: AllocationRequest
+    parts: tuple[str, ...]
+    loaded: set[tuple[str, int]] = field(default_factory=set)
+    finished: bool = False
+
+    def rows(self, leg: int) -> slice:
+        """Returns the rows of the weight that leg number ``leg`` owns."""
+        start = sum(self.request.logical_widths[:leg])
+        return slice(start, start + self.request.logical_widths[leg])
+
+    def missing(self, prefix: str) -> list[str]:
+        """Returns ``<prefix>.<tensor>`` of absent parts, with the leg's id when there are many."""
+        ids = self.request.shard_ids
+        return [
+            f"{prefix}.{part}" + (f"[{ids[leg]}]" if len(ids) > 1 else "")
+            for part in self.parts
+            for leg in range(len(ids))
+            if (part, leg) not in self.loaded
+        ]
+
+
+def layer_name(layer: nn.Module) -> str:
+    """Returns the layer's ``prefix``, or its class name when it has none."""
+    return getattr(layer, "prefix", "") or type(layer).__name__
+
+
+def attach_state(layer: nn.Module, request: AllocationRequest, parts: Sequence[str]) -> LoadState:
+    """Puts a fresh `LoadState` and the leg widths on the layer."""
+    state = LoadState(request, tuple(parts))
+    layer.weight_load_state = state  # pyright: ignore[reportArgumentType]
+    layer.logical_widths = request.logical_widths  # pyright: ignore[reportArgumentType]
+    return state
+
+
+def load_state(layer: nn.Module) -> LoadState:
+    """Returns the layer's `LoadState`; QuantConfigError before `WeightSpec.allocate`."""
+    state = getattr(layer, "weight_load_state", None)
+    if not isinstance(state, LoadState):
+        raise QuantConfigError(f"{layer_name(layer)}: allocate the weight before loading into it")
+    return state
+
+
+def legs_of(layer: nn.Module, shard_id: ShardId) -> range:
+    """Returns the indices of the legs that ``shard_id`` names; None names the whole layer."""
+    ids = load_state(layer).request.shard_ids
+    if shard_id is None:
+        return range(len(ids))
+    if shard_id not in ids:
+        raise QuantConfigError(
+            f"{layer_name(layer)}: unknown leg {shard_id!r}; allowed: {', '.join(map(repr, ids))}"
+        )
+    leg = ids.index(shard_id)
+    return range(leg, leg + 1)
+
+
+def row_span(layer: nn.Module, legs: range) -> slice:
+    """Returns the rows of consecutive legs."""
+    state = load_state(layer)
+    return slice(state.rows(legs[0]).start, state.rows(legs[-1]).stop)
+
+
+def check_tensor_name(layer: nn.Module, name: str, allowed: Sequence[str]) -> None:
+    """Raises QuantConfigError when the spec has no use for a tensor called ``name``."""
+    if name not in allowed:
+        raise QuantConfigError(
+            f"{layer_name(layer)}: cannot use checkpoint tensor {name!r} with this format; "
+            f"allowed: {', '.join(allowed)}"
+        )
+
+
+def check_weight_shape(layer: nn.Module, loaded: torch.Tensor, legs: range) -> slice:
+    """Returns the rows to fill; QuantConfigError names both shapes when they differ."""
+    rows = row_span(layer, legs)
+    expected = (rows.stop - rows.start, load_state(layer).request.weight_shape[1])
+    if tuple(loaded.shape) != expected:
+        raise QuantConfigError(
+            f"{layer_name(layer)}: checkpoint weight has shape {list(loaded.shape)}, "
+            f"the layer expects {list(expected)}"
+        )
+    return rows
+
+
+def check_complete(layer: nn.Module) -> None:
+    """Raises QuantConfigError listing every part that was never loaded."""
+    missing = load_state(layer).missing(layer_name(layer))
+    if missing:
+        raise QuantConfigError(
+            "quantized tensors were never loaded: "
+            + ", ".join(missing)
+            + "; the checkpoint must hold all of them"
+        )

@@ -1,0 +1,236 @@
+"""FP8 weights that are quantized on disk, with their scales and activation quantization."""
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
+from phyai_quant.specs import base, fp8_scales
+
+FP8_MAX = 448.0
+"""Largest finite magnitude of float8 e4m3fn."""
+
+_SCALE_FLOOR = 1e-12
+
+
+class Fp8Spec:
+    """float8 e4m3fn weight ``[N, K]`` with fp32 multipliers.
+
+    ``weight_scale`` on the layer is ``[N]`` for per_tensor (the scalar of each leg repeated over
+    its rows after loading) and per_channel, ``[ceil(N/bn), ceil(K/bk)]`` for block. A static input
+    adds ``input_scale`` ``[1]``, the largest over the legs. Scales are NaN until they are loaded.
+
+    Args:
+        weight: Quantization of the weight.
+        activation: Quantization of the input; None keeps the activation unquantized.
+
+    Raises:
+        QuantConfigError: This format does not store the scheme.
+    """
+
+    weight_dtype: torch.dtype | None = torch.float8_e4m3fn
+
+    def __init__(self, weight: TensorQuant, activation: TensorQuant | None = None) -> None:
+        reason = _unsupported(weight, activation)
+        if reason:
+            raise QuantConfigError(f"fp8 weights cannot be stored this way: {reason}")
+        self.weight = weight
+        self.activation = activation
+        self.spec_id = f"fp8_{weight.granularity.value}"
+        if weight.block_shape is not None:
+            self.spec_id += f"_{weight.block_shape[0]}_{weight.block_shape[1]}"
+        self.physical_signature = base.PhysicalSignature(
+            format="fp8_e4m3",
+            block_shape=weight.block_shape,
+            scale_dtype="fp32",
+            granularity=weight.granularity.value,
+            storage_dtype="fp8_e4m3",
+            fields=_signature_fields(activation),
+        )
+
+    @property
+    def needs_act_quant(self) -> bool:
+        """True when kernels read a quantized activation."""
+        return self.activation is not None
+
+    @property
+    def static_input(self) -> bool:
+        """True when the activation's scale comes from the checkpoint."""
+        return self.activation is not None and not self.activation.dynamic
+
+    def tensor_names(self) -> tuple[str, ...]:
+        """Returns the accepted tensors: the weight, both names of its scale, a static scale."""
+        names = ("weight", *fp8_scales.WEIGHT_SCALE_NAMES)
+        return (*names, "input_scale") if self.static_input else names
+
+    def allocate(self, layer: nn.Module, request: base.AllocationRequest) -> None:
+        """Registers ``weight``, ``weight_scale`` and, for a static input, ``input_scale``.
+
+        Raises:
+            QuantConfigError: A leg other than the last ends inside a scale block.
+        """
+        parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
+        base.attach_state(layer, request, parts)
+        scale_shape = fp8_scales.allocated_shape(layer, self.weight)
+        weight = torch.zeros(request.weight_shape, dtype=self.weight_dtype, device=request.device)
+        layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+        _register_nan(layer, "weight_scale", scale_shape, request.device)
+        if self.static_input:
+            _register_nan(layer, "input_scale", (1,), request.device)
+
+    def load_weight(
+        self, layer: nn.Module, name: str, loaded: torch.Tensor, shard_id: base.ShardId = None
+    ) -> None:
+        """Copies one leg's weight ``[w, K]`` or scale.
+
+        Raises:
+            QuantConfigError: Wrong tensor name, leg, shape or dtype; a scale given twice.
+        """
+        base.check_tensor_name(layer, name, self.tensor_names())
+        legs = base.legs_of(layer, shard_id)
+        if name == "weight":
+            self._load_codes(layer, loaded, legs)
+            part = "weight"
+        elif name == "input_scale":
+            fp8_scales.load_input_scale(layer, loaded)
+            part = "input_scale"
+        else:
+            fp8_scales.load_weight_scale(layer, name, loaded, legs, self.weight)
+            part = "weight_scale"
+        base.load_state(layer).loaded.update((part, leg) for leg in legs)
+
+    def _load_codes(self, layer: nn.Module, loaded: torch.Tensor, legs: range) -> None:
+        if loaded.dtype != self.weight_dtype:
+            raise QuantConfigError(
+                f"{base.layer_name(layer)}: the quantization config says fp8_e4m3 but the "
+                f"checkpoint weight is {loaded.dtype}; allowed: {self.weight_dtype}; exclude the "
+                "layer in the config if the checkpoint keeps it unquantized"
+            )
+        rows = base.check_weight_shape(layer, loaded, legs)
+        with torch.no_grad():
+            cast("nn.Parameter", layer.weight)[rows].copy_(loaded)
+
+    def process_after_loading(self, layer: nn.Module) -> None:
+        """Repeats the scalar scale of each leg over its rows (per_tensor).
+
+        Raises:
+            QuantConfigError: A leg of the weight or a scale was never loaded.
+        """
+        base.check_complete(layer)
+        state = base.load_state(layer)
+        if state.finished:
+            return
+        if self.weight.granularity is Granularity.PER_TENSOR:
+            slots = cast("nn.Parameter", layer.weight_scale)
+            widths = torch.tensor(state.request.logical_widths, device=slots.device)
+            fanned_out = torch.repeat_interleave(slots.detach(), widths)
+            layer.register_parameter("weight_scale", nn.Parameter(fanned_out, requires_grad=False))
+        state.finished = True
+
+    def dequantize_weight(self, layer: nn.Module) -> torch.Tensor:
+        """Returns the weight ``[N, K]`` in fp32: codes times their scales.
+
+        Raises:
+            QuantConfigError: `process_after_loading` did not run.
+        """
+        if not base.load_state(layer).finished:
+            raise QuantConfigError(
+                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
+            )
+        codes = cast("nn.Parameter", layer.weight).detach().float()
+        scale = cast("nn.Parameter", layer.weight_scale).detach()
+        if self.weight.block_shape is None:
+            return codes * scale[:, None]
+        return codes * fp8_scales.expand_blocks(scale, self.weight.block_shape, codes.shape)
+
+    def missing_parts(self, layer: nn.Module) -> list[str]:
+        """Returns the legs and scales that were never loaded."""
+        return base.load_state(layer).missing(base.layer_name(layer))
+
+    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
+        """Quantizes an activation to e4m3.
+
+        A static scale divides the whole tensor. A dynamic scale is ``max|x| / 448``, at least
+        1e-12, over the tensor, over each token, or over each group along K. Quotients are clamped
+        to ±448.
+
+        Args:
+            x: Activation ``[..., K]`` in fp32, fp16 or bf16.
+            layer: The layer, which holds a static ``input_scale``.
+
+        Raises:
+            QuantConfigError: The format keeps the activation unquantized.
+        """
+        if self.activation is None:
+            raise QuantConfigError(
+                f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
+                "its input"
+            )
+        rows = x.reshape(-1, x.shape[-1]).float()
+        granularity = self.activation.granularity
+        if self.static_input:
+            scale = cast("nn.Parameter", layer.input_scale).detach()
+            return base.ActivationView(_to_e4m3(rows / scale), scale, granularity)
+        maxima = fp8_scales.group_maxima(rows, self.activation)
+        scale = (maxima / FP8_MAX).clamp_min(_SCALE_FLOOR)
+        codes = _to_e4m3(rows / fp8_scales.expand_activation_scale(scale, rows, self.activation))
+        return base.ActivationView(codes, scale, granularity)
+
+
+def _to_e4m3(quotients: torch.Tensor) -> torch.Tensor:
+    return quotients.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def _register_nan(
+    layer: nn.Module, name: str, shape: tuple[int, ...], device: torch.device | str | None
+) -> None:
+    scale = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+    layer.register_parameter(name, nn.Parameter(scale, requires_grad=False))
+
+
+def _signature_fields(activation: TensorQuant | None) -> tuple[tuple[str, str], ...]:
+    if activation is None:
+        return (("activation", "a16"),)
+    mode = "dynamic" if activation.dynamic else "static"
+    return (
+        ("activation", activation.dtype.value),
+        ("input_granularity", activation.granularity.value),
+        ("input_scale", mode),
+    )
+
+
+def _unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:
+    checks = [
+        (
+            weight.dtype is not QDType.FP8_E4M3 or not weight.symmetric or weight.dynamic,
+            f"weight is {weight.describe()}; allowed: symmetric fp8_e4m3 with stored scales",
+        ),
+        (
+            weight.micro_scaled or weight.act_order,
+            f"weight is {weight.describe()}; allowed: fp32 scales in the order of K",
+        ),
+    ]
+    if act is not None:
+        checks += [
+            (
+                act.dtype is not QDType.FP8_E4M3 or not act.symmetric or act.micro_scaled,
+                f"input is {act.describe()}; allowed: symmetric fp8_e4m3 with fp32 scales",
+            ),
+            (
+                not act.dynamic and act.granularity is not Granularity.PER_TENSOR,
+                f"input is {act.describe()}; a static scale is allowed per_tensor only",
+            ),
+            (
+                act.block_shape is not None and act.block_shape[0] != 1,
+                f"input is {act.describe()}; allowed block_shape: (1, group along K)",
+            ),
+        ]
+    return next((reason for broken, reason in checks if broken), "")
+
+
+def build(scheme: QuantScheme | None) -> Fp8Spec | None:
+    """Returns the spec of a scheme that is fp8 on disk, else None."""
+    if scheme is None or scheme.online or _unsupported(scheme.weight, scheme.input):
+        return None
+    return Fp8Spec(scheme.weight, scheme.input)
