@@ -1,7 +1,5 @@
 """Turning a checkpoint, a preset and the user's choices into one settled specification."""
 
-import dataclasses
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,34 +8,15 @@ from phyai.processing.cameras import CameraNames, short_name
 from phyai.processing.detect import DetectedPreset, detect_preset
 from phyai.processing.errors import ProcessingError
 from phyai.processing.inputs import PolicyShape
-from phyai.processing.json_reader import JsonObject, read_json
-from phyai.processing.lerobot import (
-    DEFAULT_EPS,
-    PREPROCESSOR,
-    PROMPT_STEPS,
-    FeatureNorm,
-    LeRobotProcessors,
-    parse_mode,
-    read_lerobot,
-)
-from phyai.processing.normalize import (
-    FeatureStats,
-    Normalizer,
-    NormMode,
-    NormSystem,
-    build_normalizer,
-    identity,
-)
-from phyai.processing.openpi import find_norm_stats, search_order
+from phyai.processing.lerobot import PREPROCESSOR, PROMPT_STEPS, LeRobotProcessors, read_lerobot
+from phyai.processing.normalize import Normalizer, NormMode, NormSystem
 from phyai.processing.presets import Preset, get_preset
 from phyai.processing.prompt import PromptForm
-from phyai.processing.stats import ACTION, STATE, load_stats
+from phyai.processing.resolve_norms import check_coverage, resolve_normalizers
+from phyai.processing.stats import ACTION, STATE
 from phyai.processing.tokenizer import PromptTokenizer, find_tokenizer, load_tokenizer
 
-logger = logging.getLogger(__name__)
-
 PI0 = "pi0"
-_UNSCALED = "not normalised by this preset"
 _FAMILIES: Mapping[str, tuple[PromptForm, NormMode]] = {
     "pi05": (PromptForm.TASK_STATE, NormMode.QUANTILES),
     PI0: (PromptForm.TASK_NEWLINE, NormMode.MEAN_STD),
@@ -84,7 +63,7 @@ class ProcessorSpec:
     @property
     def reads_state(self) -> bool:
         """Whether the model reads the state, as text or as a vector."""
-        return self.prompt_form is PromptForm.TASK_STATE or self.shape.family == PI0
+        return _reads_state(self.prompt_form, self.shape.family)
 
     @property
     def needs_state(self) -> bool:
@@ -116,36 +95,41 @@ def resolve_processor(
             "choose another preset or derive one with dataclasses.replace"
         )
     files = _lerobot_files(checkpoint_dir, base)
-    rename = files.rename if files else {}
     action_dim = base.action_dim or shape.action_dim
     state_dim = base.state_dim or shape.state_dim
     _check_widths(base, shape, state_dim, action_dim)
-    spec = ProcessorSpec(
+    form = _prompt_form(base, files, shape, checkpoint_dir)
+    state_norm, action_norm = resolve_normalizers(
+        checkpoint_dir,
+        base,
+        files,
+        default_mode=_FAMILIES[shape.family][1],
+        stats=stats,
+        reads_state=_reads_state(form, shape.family),
+        allow_identity_norm=allow_identity_norm,
+    )
+    check_coverage(action_norm, action_dim, shape.max_action_dim)
+    named = files.tokenizer_name if files else None
+    return ProcessorSpec(
         preset=base,
         reason=chosen.reason,
         shape=shape,
-        cameras=_camera_names(base, shape, rename),
-        prompt_form=_prompt_form(base, files, shape, checkpoint_dir),
+        cameras=_camera_names(base, shape, files.rename if files else {}),
+        prompt_form=form,
         clean_task=not (shape.family == PI0 and base.system is NormSystem.LEROBOT),
         max_length=_max_length(files, shape, checkpoint_dir),
         state_dim=state_dim,
         any_state_dim=base.state_dim is None and shape.state_dim == shape.max_state_dim,
         action_dim=action_dim,
         delta_mask=_delta_mask(base, files, action_dim, state_dim),
-        state_norm=identity(STATE, base.system or NormSystem.LEROBOT, _UNSCALED),
-        action_norm=identity(ACTION, base.system or NormSystem.LEROBOT, _UNSCALED),
-        tokenizer=load_tokenizer(
-            find_tokenizer(
-                checkpoint_dir,
-                override=tokenizer,
-                named=files.tokenizer_name if files else None,
-            )
-        ),
+        state_norm=state_norm,
+        action_norm=action_norm,
+        tokenizer=load_tokenizer(find_tokenizer(checkpoint_dir, override=tokenizer, named=named)),
     )
-    if base.system is None:
-        return spec
-    norms = _feature_norms(checkpoint_dir, base, shape, files, stats)
-    return _with_normalizers(spec, base.system, norms, allow_identity_norm)
+
+
+def _reads_state(form: PromptForm, family: str) -> bool:
+    return form is PromptForm.TASK_STATE or family == PI0
 
 
 def _choose_preset(checkpoint_dir: Path, preset: str | Preset | None) -> DetectedPreset:
@@ -231,102 +215,3 @@ def _delta_mask(
             f"state has {state_dim} columns and the action {action_dim}; exclude that joint"
         )
     return mask
-
-
-def _feature_norms(
-    checkpoint_dir: Path,
-    preset: Preset,
-    shape: PolicyShape,
-    files: LeRobotProcessors | None,
-    stats: Path | None,
-) -> tuple[FeatureNorm, FeatureNorm]:
-    """Mode, epsilon and statistics of state and action; the user's statistics go first."""
-    if files is not None:
-        state, action = files.state, files.action
-    else:
-        path = stats
-        if path is None and preset.system is NormSystem.OPENPI:
-            path = find_norm_stats(checkpoint_dir, preset.asset_ids)
-        loaded = load_stats(path) if path else {}
-        searched = str(path) if path else _searched(checkpoint_dir, preset)
-        modes = _declared_modes(checkpoint_dir, shape)
-        state, action = (
-            FeatureNorm(mode, DEFAULT_EPS, loaded.get(feature), searched)
-            for feature, mode in zip((STATE, ACTION), modes, strict=True)
-        )
-    if files is not None and stats is not None:
-        given = load_stats(stats)
-        state, action = (
-            dataclasses.replace(norm, stats=given.get(feature), searched=str(stats))
-            for feature, norm in ((STATE, state), (ACTION, action))
-        )
-    return (
-        _override(state, preset.state_mode, preset.eps),
-        _override(action, preset.action_mode, preset.eps),
-    )
-
-
-def _searched(checkpoint_dir: Path, preset: Preset) -> str:
-    if preset.system is NormSystem.OPENPI:
-        return ", ".join(search_order(checkpoint_dir))
-    return str(checkpoint_dir / PREPROCESSOR)
-
-
-def _override(norm: FeatureNorm, mode: NormMode | None, eps: float | None) -> FeatureNorm:
-    return dataclasses.replace(norm, mode=mode or norm.mode, eps=norm.eps if eps is None else eps)
-
-
-def _declared_modes(checkpoint_dir: Path, shape: PolicyShape) -> tuple[NormMode, NormMode]:
-    """Modes of `normalization_mapping` in config.json, else those of the model family."""
-    default = _FAMILIES[shape.family][1]
-    file = checkpoint_dir / "config.json"
-    config = read_json(file) if file.is_file() else JsonObject({}, file)
-    mapping = config.child("normalization_mapping", optional=True)
-    state, action = (
-        parse_mode(mapping.get(kind, str, default.value), mapping.where(kind))
-        for kind in ("STATE", "ACTION")
-    )
-    return state, action
-
-
-def _with_normalizers(
-    spec: ProcessorSpec,
-    system: NormSystem,
-    norms: tuple[FeatureNorm, FeatureNorm],
-    allow_identity_norm: bool,
-) -> ProcessorSpec:
-    def build(feature: str, norm: FeatureNorm) -> Normalizer:
-        if norm.stats is None and norm.mode is not NormMode.IDENTITY and allow_identity_norm:
-            logger.warning("the %s is not normalised: no statistics in %s", feature, norm.searched)
-        return build_normalizer(
-            feature,
-            norm.mode,
-            norm.stats,
-            system=system,
-            eps=norm.eps,
-            searched=norm.searched,
-            allow_identity_norm=allow_identity_norm,
-        )
-
-    state, action = norms
-    action_norm = build(ACTION, action)
-    _check_coverage(action.stats, action_norm, spec)
-    state_norm = build(STATE, state) if spec.reads_state else spec.state_norm
-    return dataclasses.replace(spec, state_norm=state_norm, action_norm=action_norm)
-
-
-def _check_coverage(
-    stats: FeatureStats | None, normalizer: Normalizer, spec: ProcessorSpec
-) -> None:
-    """Statistics must cover the robot's action; only a padded width may exceed them."""
-    if stats is None or normalizer.mode is NormMode.IDENTITY:
-        return
-    if normalizer.width >= spec.action_dim:
-        return
-    message = (
-        f"{stats.source}: statistics of the action cover {normalizer.width} columns but the policy "
-        f"returns {spec.action_dim}"
-    )
-    if spec.action_dim < spec.shape.max_action_dim:
-        raise ProcessingError(f"{message}; pass the statistics of this robot")
-    logger.warning("%s; the columns beyond stay normalised", message)
