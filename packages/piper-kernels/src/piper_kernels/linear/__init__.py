@@ -1,0 +1,1 @@
+"""Linear operators on quantized weights."""

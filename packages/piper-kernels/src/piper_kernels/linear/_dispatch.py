@@ -1,0 +1,48 @@
+"""Arguments of ``torch.nn.functional.linear`` and autocast of linear operators."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAMES = ("input", "weight", "bias")
+
+
+def bind_linear_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return ``(input, weight, bias)`` from a call of ``F.linear``.
+
+    Raises:
+        TypeError: Arguments are missing, unknown, repeated or too many.
+    """
+    if len(args) > len(_NAMES):
+        raise TypeError(f"linear() takes at most 3 positional arguments but {len(args)} were given")
+    bound = dict(zip(_NAMES, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in _NAMES:
+            raise TypeError(f"linear() got an unexpected keyword argument '{name}'")
+        if name in bound:
+            raise TypeError(f"linear() got multiple values for argument '{name}'")
+        bound[name] = value
+    for name in _NAMES[:2]:
+        if name not in bound:
+            raise TypeError(f"linear() missing required argument: '{name}'")
+    return bound["input"], bound["weight"], bound.get("bias")
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype that an active autocast region gives to linear operators."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def autocast_operand(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cast a floating operand on the autocast device, float64 excepted."""
+    if (
+        operand.device.type == device.type
+        and operand.is_floating_point()
+        and operand.dtype != torch.float64
+    ):
+        return operand.to(dtype)
+    return operand

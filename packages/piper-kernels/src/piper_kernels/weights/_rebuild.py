@@ -1,0 +1,20 @@
+"""Rebuild a weight wrapper around transformed inner tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def rebuild[W](weight: W, function: Callable[[Tensor], Tensor], **attributes: object) -> W:
+    """Return a new wrapper over ``function`` of every inner tensor.
+
+    Args:
+        weight: A weight with torch's ``__tensor_flatten__`` protocol.
+        function: Applied to each inner tensor that is present.
+        attributes: Metadata that differs from the one of ``weight``.
+    """
+    source: Any = weight
+    names, metadata = source.__tensor_flatten__()
+    inner = {name: function(getattr(source, name)) for name in names}
+    return type(source).__tensor_unflatten__(inner, metadata | attributes, None, None)
