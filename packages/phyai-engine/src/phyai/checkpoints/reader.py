@@ -1,0 +1,107 @@
+"""Reads tensors and their shapes from one or several safetensors files."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from phyai.checkpoints.errors import CheckpointError
+
+_INDEX = "model.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory; pass the checkpoint's folder")
+    index = directory / _INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(f"{index}: {name!r} is not a file name in this folder")
+        return [directory / name for name in names]
+    files = sorted(directory.glob("*.safetensors"))
+    single = directory / "model.safetensors"
+    if single in files:
+        return [single]
+    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    hint = (
+        f"; found {', '.join(pickled)}, which are pickles and are never loaded: "
+        "convert them to safetensors"
+        if pickled
+        else ""
+    )
+    raise CheckpointError(f"{directory} has no model.safetensors and no {_INDEX}{hint}")
+
+
+class CheckpointReader:
+    """The tensors of a checkpoint folder under canonical names.
+
+    Args:
+        directory: folder with ``model.safetensors`` or an index of shards.
+        canonical: maps a stored name to the model's name, or to None to leave it out.
+
+    Attributes:
+        shapes: shape of each tensor by canonical name.
+        dtypes: safetensors dtype string of each tensor (``F32``, ``BF16``, ``F8_E4M3``, ...).
+        ignored: stored names that ``canonical`` left out.
+
+    Raises:
+        CheckpointError: for missing, truncated or contradictory files.
+    """
+
+    def __init__(
+        self, directory: Path, canonical: Callable[[str], str | None] = lambda name: name
+    ) -> None:
+        self.directory = Path(directory)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
+        self.ignored: list[str] = []
+        self._stored: dict[str, tuple[Path, str]] = {}
+        for path in _weight_files(self.directory):
+            self._scan(path, canonical)
+
+    def _scan(self, path: Path, canonical: Callable[[str], str | None]) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for stored in file.keys():  # noqa: SIM118 - not a mapping
+                    name = canonical(stored)
+                    if name is None:
+                        self.ignored.append(stored)
+                        continue
+                    if name in self._stored:
+                        raise CheckpointError(
+                            f"{path.name}: {stored} and {self._stored[name][1]} "
+                            f"are both the tensor {name}"
+                        )
+                    view = file.get_slice(stored)
+                    self.shapes[name] = tuple(view.get_shape())
+                    self.dtypes[name] = view.get_dtype()
+                    self._stored[name] = (path, stored)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is named by {_INDEX} but does not exist") from error
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{path} is not a complete safetensors file ({error}); copy it again"
+            ) from error
+
+    def get(self, name: str) -> Tensor:
+        """Returns one tensor on the CPU."""
+        path, stored = self._stored[name]
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(stored)
+
+    def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
+        """Returns a reader for each tensor, opening each file only when asked."""
+        return {name: lambda name=name: self.get(name) for name in self._stored}
+
+    def bytes_on_disk(self) -> int:
+        """Returns the size of the weight files in bytes."""
+        return sum(path.stat().st_size for path in {path for path, _ in self._stored.values()})

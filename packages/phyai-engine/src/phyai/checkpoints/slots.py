@@ -1,0 +1,69 @@
+"""The places of a model that a checkpoint fills."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from phyai.checkpoints.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """One checkpoint tensor that a module expects.
+
+    Attributes:
+        key: canonical checkpoint name.
+        load: copies the tensor into the module; raises when the shape does not fit.
+        aliases: names of a tied tensor, such as an output head, read only if ``key`` is absent.
+        optional: whether the model is complete without it.
+    """
+
+    key: str
+    load: Callable[[Tensor], None]
+    aliases: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """A module that owns checkpoint tensors."""
+
+    def checkpoint_slots(self) -> Iterator[TensorSlot]:
+        """Yields one slot for each tensor the module expects."""
+        ...
+
+
+def copy_slot(
+    key: str, parameter: nn.Parameter, *, aliases: tuple[str, ...] = (), optional: bool = False
+) -> TensorSlot:
+    """Returns the slot of a parameter that is stored exactly as it is used."""
+
+    def load(source: Tensor) -> None:
+        if source.shape != parameter.shape:
+            raise CheckpointError(
+                f"{key}: the checkpoint has shape {tuple(source.shape)}, "
+                f"the model needs {tuple(parameter.shape)}"
+            )
+        parameter.data.copy_(source)
+
+    return TensorSlot(key, load, aliases, optional)
+
+
+def collect_slots(model: nn.Module) -> dict[str, TensorSlot]:
+    """Returns every slot of ``model`` by key and by alias.
+
+    Raises:
+        CheckpointError: if two modules claim the same tensor.
+    """
+    slots: dict[str, TensorSlot] = {}
+    for module in model.modules():
+        if not isinstance(module, HasSlots):
+            continue
+        for slot in module.checkpoint_slots():
+            for name in (slot.key, *slot.aliases):
+                if name in slots:
+                    raise CheckpointError(f"two modules of the model claim the tensor {name}")
+                slots[name] = slot
+    return slots

@@ -1,0 +1,194 @@
+"""The engine: one model, its processors, its kernels, ready to answer observations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phyai.dispatch.api import freeze_kernel_choices
+from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_scope
+from phyai.dispatch.selector import Selector
+from phyai.dispatch.trace import SelectionTrace
+from phyai.dispatch.types import ModelContext
+from phyai.engine_config import EngineConfig
+from phyai.processing.inputs import Observation
+from phyai_quant import get_active_plan, use_quant_plan
+
+ENTRY_POINT_GROUP = "phyai.models"
+_BUILT_IN = {"pi05": "phyai.models.pi05.main_pi05:PI05Policy"}
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """What to run and how.
+
+    Attributes:
+        plugin: model family, such as ``pi05``.
+        plugin_args: that family's arguments, such as ``PI05Args``.
+        config: device, kernels and run time.
+    """
+
+    plugin: str
+    plugin_args: Any
+    config: EngineConfig = field(default_factory=EngineConfig)
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """The answer to one observation.
+
+    Attributes:
+        actions: fp32 [chunk, action_dim] in the robot's units.
+        normalized: fp32 [chunk, max_action_dim] as the model produced them.
+        timing_ms: milliseconds by stage; of the whole batch when there was one.
+        prompt: the text the model read.
+    """
+
+    actions: np.ndarray
+    normalized: np.ndarray
+    timing_ms: Mapping[str, float]
+    prompt: str
+
+
+class ModelPlugin(Protocol):
+    """What a model family gives the engine."""
+
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        *,
+        noise: Tensor | None,
+        seed: int | None,
+        num_steps: int | None,
+    ) -> list[ActionChunk]:
+        """Answers a batch of observations."""
+        ...
+
+    def call_sites(self) -> Sequence[Any]:
+        """Returns the kernel call sites of the model, in module order."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Returns the bytes its weights occupy."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Returns shapes, dtypes, preset and formats for people and tools."""
+        ...
+
+
+def _plugin(name: str) -> Callable[..., ModelPlugin]:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return getattr(import_module(module), attribute)
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in found:
+        return found[name].load()
+    known = ", ".join(sorted({*_BUILT_IN, *found}))
+    raise ValueError(
+        f"no model plugin {name!r}; known: {known}. "
+        f"Packages add plugins through the entry-point group {ENTRY_POINT_GROUP}"
+    )
+
+
+class Engine:
+    """Loads a model and answers observations.
+
+    The environment overrides ``args.config`` (see ``EngineConfig.from_env``). A kernel policy's
+    quantization section decides weight formats while the model is built; without one, the plan
+    around the constructor, and without that, the checkpoint's own quantization config.
+
+    Args:
+        args: what to run and how.
+
+    Raises:
+        ValueError: for an unknown plugin, device or setting.
+        PolicyError: for a kernel policy that cannot be used.
+        CheckpointError: for weights that do not fit.
+        QuantConfigError: for formats that cannot be built here.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.args = args
+        self.config = EngineConfig.from_env(args.config)
+        device = self.config.device.resolve()
+        factory = _plugin(args.plugin)
+        self.selector: Selector = initialize_kernel_system(
+            self.config.kernel, device=device, model=ModelContext(family=args.plugin)
+        )
+        plan = self.selector.policy.quant_plan
+        with (
+            kernel_selector_scope(self.selector),
+            use_quant_plan(get_active_plan() if plan is None else plan),
+        ):
+            self.plugin = factory(
+                args.plugin_args, device=device, params_dtype=self.config.device.params_dtype
+            )
+        self._frozen = False
+
+    def infer(
+        self,
+        observation: Observation,
+        *,
+        noise: Tensor | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+    ) -> ActionChunk:
+        """Answers one observation; ``noise`` is [1, chunk, max_action_dim]."""
+        return self.infer_batch([observation], noise=noise, seed=seed, num_steps=num_steps)[0]
+
+    def infer_batch(
+        self,
+        observations: Sequence[Observation],
+        *,
+        noise: Tensor | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+    ) -> list[ActionChunk]:
+        """Answers several observations at once.
+
+        Args:
+            observations: at least one.
+            noise: starting point [B, chunk, max_action_dim], instead of ``seed``.
+            seed: of the drawn starting point.
+            num_steps: integration steps, the checkpoint's number by default.
+
+        Raises:
+            ValueError: for an empty batch or bad noise.
+            ProcessingError: for an observation the processors cannot use.
+        """
+        if not observations:
+            raise ValueError("the batch has no observation")
+        with kernel_selector_scope(self.selector):
+            chunks = self.plugin.infer(observations, noise=noise, seed=seed, num_steps=num_steps)
+            if self.config.runtime.freeze_kernel_choices and not self._frozen:
+                freeze_kernel_choices()
+                self._frozen = True
+        return chunks
+
+    def explain(self) -> list[SelectionTrace]:
+        """Returns, for every call site used so far, what was chosen and why."""
+        with kernel_selector_scope(self.selector):
+            traces = [site.trace() for site in self.plugin.call_sites()]
+        return [trace for trace in traces if trace is not None]
+
+    def weight_bytes(self) -> int:
+        """Returns the bytes that the model's weights occupy."""
+        return self.plugin.weight_bytes()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what is running: model, processors, formats, device, policy."""
+        policy = self.selector.policy
+        return {
+            "plugin": self.args.plugin,
+            "device": self.config.device.target,
+            "params_dtype": str(self.config.device.params_dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "policy": {"source": policy.source, "version": policy.version},
+            **self.plugin.describe(),
+        }

@@ -1,0 +1,115 @@
+"""Settings of an engine: device, kernels, run time; environment variables win over code."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from phyai.dispatch.config import ENV_FREEZE, KernelConfig, env_flag
+
+PARAMS_DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+def parse_dtype(name: str, *, what: str = "params_dtype") -> torch.dtype:
+    """Returns the torch dtype for ``fp32``, ``bf16`` or ``fp16`` (or their long names).
+
+    Raises:
+        ValueError: for any other name, listing the allowed ones.
+    """
+    if name.lower() not in PARAMS_DTYPES:
+        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(PARAMS_DTYPES)}")
+    return PARAMS_DTYPES[name.lower()]
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where the model runs and in which dtype.
+
+    Attributes:
+        target: torch device string, such as ``cpu`` or ``cuda:0``.
+        params_dtype: of weights and activations: fp32, bf16 or fp16.
+    """
+
+    target: str = "cpu"
+    params_dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if self.params_dtype not in PARAMS_DTYPES.values():
+            raise ValueError(
+                f"params_dtype is {self.params_dtype}; "
+                "allowed: torch.float32, torch.bfloat16, torch.float16"
+            )
+
+    def resolve(self) -> torch.device:
+        """Returns the device.
+
+        Raises:
+            ValueError: if torch does not know it or cannot use it here.
+        """
+        try:
+            device = torch.device(self.target)
+        except RuntimeError as error:
+            raise ValueError(f"device target {self.target!r} is not a torch device") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"device target is {self.target!r} but torch {torch.__version__} sees no GPU; "
+                "use 'cpu', or check the driver with `phyai doctor`"
+            )
+        return device
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How the engine runs.
+
+    Attributes:
+        freeze_kernel_choices: pin every call site's kernel after warm-up.
+    """
+
+    freeze_kernel_choices: bool = False
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All settings of an engine.
+
+    Attributes:
+        device: device and dtype.
+        kernel: kernel policy and profile.
+        runtime: run-time behaviour.
+    """
+
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    @classmethod
+    def from_env(
+        cls, base: "EngineConfig | None" = None, env: Mapping[str, str] | None = None
+    ) -> "EngineConfig":
+        """Returns ``base`` overridden by the environment.
+
+        Read are ``PHYAI_DEVICE``, ``PHYAI_PARAMS_DTYPE``, ``PHYAI_FREEZE_KERNEL_CHOICES`` and what
+        ``KernelConfig.with_env`` reads.
+
+        Raises:
+            ValueError: for a value that cannot be parsed, naming the variable.
+        """
+        base = cls() if base is None else base
+        env = os.environ if env is None else env
+        device, runtime = base.device, base.runtime
+        if target := env.get("PHYAI_DEVICE"):
+            device = replace(device, target=target)
+        if name := env.get("PHYAI_PARAMS_DTYPE"):
+            device = replace(device, params_dtype=parse_dtype(name, what="PHYAI_PARAMS_DTYPE"))
+        freeze = env_flag(ENV_FREEZE, env, default=runtime.freeze_kernel_choices)
+        runtime = replace(runtime, freeze_kernel_choices=freeze)
+        return cls(device, base.kernel.with_env(env), runtime)

@@ -1,0 +1,68 @@
+"""Attention call sites: with a paged cache and without a cache."""
+
+from torch import Tensor, nn
+
+from phyai.dispatch import CallSite
+from phyai.runtime.paged import PagedKVCache, PagedPlan
+
+
+class PagedAttention(nn.Module):
+    """Attention of packed query rows to the cache pages a plan lists.
+
+    Args:
+        heads: query heads.
+        kv_heads: key/value heads; ``heads`` must be a multiple.
+        head_dim: width of a head.
+        layer: index of the layer in the cache.
+        role: call-site role, ``prefix`` or ``expert`` in π0.5.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, *, layer: int, role: str) -> None:
+        super().__init__()
+        self.scale = head_dim**-0.5
+        self.layer = layer
+        self._site = CallSite(
+            "attention_paged",
+            role=role,
+            dims={"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
+            attrs={"layout": "paged", "causal": False, "layer_id": layer},
+        )
+
+    def forward(self, query: Tensor, cache: PagedKVCache, plan: PagedPlan) -> Tensor:
+        """Returns [T, heads, head_dim] for ``query`` of that shape."""
+        selection = self._site.select(
+            device=query.device,
+            dtype={"input": query.dtype, "output": query.dtype},
+            dims={"tokens": query.shape[0]},
+        )
+        keys, values = cache.pages(self.layer)
+        return selection.execute(query, keys, values, plan, scale=self.scale)
+
+
+class CachelessAttention(nn.Module):
+    """Full attention within each item of a padded batch."""
+
+    def __init__(self, heads: int, head_dim: int, *, role: str) -> None:
+        super().__init__()
+        self.scale = head_dim**-0.5
+        self._site = CallSite(
+            "attention",
+            role=role,
+            dims={"heads": heads, "kv_heads": heads, "head_dim": head_dim},
+            attrs={"layout": "padded", "causal": False},
+        )
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attends within each item; all tensors and the result are [B, S, heads, head_dim]."""
+        batch, tokens = query.shape[:2]
+        selection = self._site.select(
+            device=query.device,
+            dtype={
+                "input": query.dtype,
+                "key": key.dtype,
+                "value": value.dtype,
+                "output": query.dtype,
+            },
+            dims={"tokens": batch * tokens, "kv_tokens": batch * tokens},
+        )
+        return selection.execute(query, key, value, scale=self.scale)

@@ -1,0 +1,155 @@
+"""Linear layers whose weight format comes from a quantization plan."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from phyai.checkpoints.errors import CheckpointError
+from phyai.checkpoints.slots import TensorSlot
+from phyai.dispatch import CallSite
+from phyai_quant import QuantScheme, get_active_plan, materialize
+from phyai_quant.specs.base import AllocationRequest, WeightSpec
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One projection of a fused layer.
+
+    Attributes:
+        name: last component of its checkpoint name, such as ``q_proj``.
+        width: output features.
+        shard_id: how weight formats call it, such as ``"q"`` or ``0``.
+    """
+
+    name: str
+    width: int
+    shard_id: str | int | None = None
+
+
+def sm_version(device: torch.device | str) -> int | None:
+    """Returns the NVIDIA compute capability of ``device`` as ``90`` for 9.0, or None."""
+    device = torch.device(device)
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+class Linear(nn.Module):
+    """``y = x Wᵀ + b`` with a weight of any format the quantization plan names.
+
+    The format is, in this order: ``spec``, ``scheme``, the active plan's answer for ``prefix``,
+    the unquantized format in ``params_dtype``.
+
+    Args:
+        in_features: K.
+        out_features: N, or the legs of a fused projection whose widths add up to N.
+        bias: whether there is a bias [N], kept in ``params_dtype``.
+        prefix: the layer's name, which plans match and checkpoints use.
+        role: call-site role for kernel policies.
+        params_dtype: dtype of unquantized weights and logical dtype of quantized ones.
+        device: where the weights live.
+        spec: physical format, overriding everything.
+        scheme: quantization scheme, overriding the plan.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[Leg],
+        *,
+        bias: bool = False,
+        prefix: str = "",
+        role: str = "linear",
+        params_dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        spec: WeightSpec | None = None,
+        scheme: QuantScheme | None = None,
+    ) -> None:
+        super().__init__()
+        self.prefix = prefix
+        if isinstance(out_features, int):
+            self.legs = (Leg(prefix.rpartition(".")[2], out_features),)
+        else:
+            self.legs = tuple(out_features)
+        self.in_features = in_features
+        self.out_features = sum(leg.width for leg in self.legs)
+        if spec is None:
+            plan = get_active_plan()
+            if scheme is None and plan is not None and prefix:
+                scheme = plan.resolve(prefix, type(self))
+            spec = materialize(scheme, sm_version(device))
+        self.spec = spec
+        self.params_dtype = params_dtype
+        self.weight: Tensor
+        spec.allocate(
+            self,
+            AllocationRequest(
+                weight_shape=(self.out_features, in_features),
+                logical_widths=tuple(leg.width for leg in self.legs),
+                shard_ids=tuple(leg.shard_id for leg in self.legs),
+                params_dtype=params_dtype,
+                device=torch.device(device),
+            ),
+        )
+        self.bias = (
+            nn.Parameter(
+                torch.empty(self.out_features, dtype=params_dtype, device=device),
+                requires_grad=False,
+            )
+            if bias
+            else None
+        )
+        self._site = CallSite("gemm", role=role, dims={"N": self.out_features, "K": in_features})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
+        selection = self._site.select(
+            device=x.device,
+            dtype={"input": x.dtype, "output": x.dtype, "weight": self.spec.weight_dtype},
+            quant=self.spec.physical_signature,
+            dims={"M": x.numel() // self.in_features},
+        )
+        return selection.execute(self, x, self.bias)
+
+    def _leg_name(self, leg: Leg) -> str:
+        parent = self.prefix.rpartition(".")[0]
+        return f"{parent}.{leg.name}" if parent else leg.name
+
+    def checkpoint_slots(self) -> Iterator[TensorSlot]:
+        """Yields the weight, scales and bias of every leg."""
+        start = 0
+        for leg in self.legs:
+            name = self._leg_name(leg)
+            for tensor in self.spec.tensor_names():
+                yield self._weight_slot(f"{name}.{tensor}", tensor, leg)
+            if self.bias is not None:
+                yield self._bias_slot(f"{name}.bias", start, leg.width)
+            start += leg.width
+
+    def _weight_slot(self, key: str, tensor: str, leg: Leg) -> TensorSlot:
+        def load(source: Tensor) -> None:
+            self.spec.load_weight(self, tensor, source, leg.shard_id)
+
+        return TensorSlot(key, load, optional=tensor != "weight")
+
+    def _bias_slot(self, key: str, start: int, width: int) -> TensorSlot:
+        def load(source: Tensor) -> None:
+            if self.bias is None or source.shape != (width,):
+                raise CheckpointError(
+                    f"{key}: the checkpoint has shape {tuple(source.shape)}, "
+                    f"the model needs ({width},)"
+                )
+            self.bias.data[start : start + width].copy_(source)
+
+        return TensorSlot(key, load)
+
+    def missing_parts(self) -> list[str]:
+        """Returns weights and scales of this layer that were never loaded."""
+        return self.spec.missing_parts(self)
+
+    def post_load(self) -> None:
+        """Lets the format finish its weight."""
+        self.spec.process_after_loading(self)

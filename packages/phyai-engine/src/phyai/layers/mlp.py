@@ -1,0 +1,104 @@
+"""Feed-forward blocks."""
+
+import torch
+from torch import Tensor, nn
+
+from phyai.dispatch import CallSite
+from phyai.layers.linear import Leg, Linear
+
+
+class Activation(nn.Module):
+    """A pointwise activation, or the product of an activated half with the other half."""
+
+    def __init__(self, name: str, *, gated: bool, width: int) -> None:
+        super().__init__()
+        self.width = 2 * width if gated else width
+        self._site = CallSite(
+            "activation",
+            role="mlp.activation",
+            dims={"hidden": width},
+            attrs={"activation": name, "gated": gated},
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., width] (twice that when gated: ``[activated | multiplied]``) to width."""
+        selection = self._site.select(
+            device=x.device, dtype={"input": x.dtype}, dims={"tokens": x.numel() // self.width}
+        )
+        return selection.execute(x)
+
+
+class GatedMLP(nn.Module):
+    """``down(gelu_tanh(gate(x)) * up(x))`` with gate and up fused in one projection."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        prefix: str,
+        role: str,
+        params_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(
+            width,
+            (Leg("gate_proj", hidden, 0), Leg("up_proj", hidden, 1)),
+            prefix=f"{prefix}.gate_up_proj",
+            role=role,
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.activation = Activation("gelu_tanh", gated=True, width=hidden)
+        self.down_proj = Linear(
+            hidden,
+            width,
+            prefix=f"{prefix}.down_proj",
+            role=role,
+            params_dtype=params_dtype,
+            device=device,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., width] to [..., width]."""
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+
+class PlainMLP(nn.Module):
+    """``fc2(gelu_tanh(fc1(x)))`` with biases."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        prefix: str,
+        role: str,
+        params_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.fc1 = Linear(
+            width,
+            hidden,
+            bias=True,
+            prefix=f"{prefix}.fc1",
+            role=role,
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.activation = Activation("gelu_tanh", gated=False, width=hidden)
+        self.fc2 = Linear(
+            hidden,
+            width,
+            bias=True,
+            prefix=f"{prefix}.fc2",
+            role=role,
+            params_dtype=params_dtype,
+            device=device,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., width] to [..., width]."""
+        return self.fc2(self.activation(self.fc1(x)))

@@ -1,0 +1,291 @@
+"""What a π0 or π0.5 checkpoint says about itself: files first, tensor shapes for the sizes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from phyai.checkpoints import CheckpointError
+from phyai.models.pi05 import keys
+
+Family = Literal["pi05", "pi0"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+SIDECAR = "phyai_config.json"
+_IMAGE_PREFIX = "observation.images."
+_SO400M_WIDTH, _SO400M_HEADS = 1152, 16
+
+
+@dataclass(frozen=True)
+class VisionSizes:
+    """SigLIP tower: patch embedding, ``layers`` pre-norm blocks, projector."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp: int
+    patch: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """A Gemma decoder body; ``vocab`` is 0 where there is no embedding."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocab: int = 0
+
+
+@dataclass(frozen=True)
+class PI05Config:
+    """Everything needed to build the model and its processors.
+
+    Attributes:
+        family: ``pi05`` (adaptive norms, state as text) or ``pi0`` (state token).
+        layout: who wrote the checkpoint, ``lerobot`` or ``openpi``.
+        cameras: camera names in checkpoint order, without ``observation.images.``.
+        state_dim: width of the robot's state.
+        action_dim: columns of an action that the robot uses.
+        max_state_dim: padded state width.
+        max_action_dim: padded action width, the one the sampler integrates.
+        chunk_size: actions in a chunk.
+        num_steps: default number of Euler steps.
+        tokenizer_max_length: prompt slots.
+        image_resolution: (height, width) the vision tower sees.
+        empty_cameras: always absent cameras that the training configuration added.
+        min_period: shortest period of the time embedding.
+        max_period: longest period of the time embedding.
+        vision: sizes of the vision tower.
+        language: sizes of the language model.
+        expert: sizes of the action expert.
+    """
+
+    family: Family
+    layout: Literal["lerobot", "openpi"]
+    cameras: tuple[str, ...]
+    state_dim: int
+    action_dim: int
+    max_state_dim: int
+    max_action_dim: int
+    chunk_size: int
+    num_steps: int
+    tokenizer_max_length: int
+    image_resolution: tuple[int, int]
+    empty_cameras: int
+    min_period: float
+    max_period: float
+    vision: VisionSizes
+    language: DecoderSizes
+    expert: DecoderSizes
+
+    @property
+    def suffix_len(self) -> int:
+        """Rows of the expert's input: the chunk, and π0's state token in front of it."""
+        return self.chunk_size + (self.family == "pi0")
+
+    @classmethod
+    def read(cls, directory: Path, shapes: Shapes) -> "PI05Config":
+        """Reads ``config.json`` (and the sidecar) and takes all sizes from ``shapes``.
+
+        Args:
+            directory: checkpoint folder.
+            shapes: tensor shapes by canonical name.
+
+        Raises:
+            CheckpointError: for missing files, fields or tensors, or contradictions.
+        """
+        raw = read_json(Path(directory) / "config.json")
+        family: Family = "pi05" if "time_mlp_in.weight" in shapes else "pi0"
+        declared = raw.get("type", family)
+        if declared not in ("pi05", "pi0"):
+            raise CheckpointError(
+                f"{directory}/config.json: type is {declared!r}; this loader reads pi05 and pi0"
+            )
+        if declared != family:
+            raise CheckpointError(
+                f"{directory}/config.json says type {declared!r} but the tensors are {family}'s "
+                "(time_mlp_in belongs to pi05, action_time_mlp_in to pi0)"
+            )
+        head_count = read_json(Path(directory) / SIDECAR, missing_ok=True).get("vision_num_heads")
+        vision = _vision_sizes(shapes, head_count)
+        language = _decoder_sizes(shapes, keys.LANGUAGE, vocab=True)
+        expert = _decoder_sizes(shapes, keys.EXPERT, vocab=False)
+        if (language.layers, language.kv_heads, language.head_dim) != (
+            expert.layers,
+            expert.kv_heads,
+            expert.head_dim,
+        ):
+            raise CheckpointError(
+                "language model and action expert cannot share attention: "
+                f"{language} against {expert}"
+            )
+        fields = _lerobot(raw) if "input_features" in raw else _openpi(raw, family)
+        side = round(vision.tokens**0.5) * vision.patch
+        fields.setdefault("image_resolution", (side, side))
+        height, width = fields["image_resolution"]
+        if (height // vision.patch) * (width // vision.patch) != vision.tokens:
+            raise CheckpointError(
+                f"image resolution {height}x{width} gives "
+                f"{(height // vision.patch) * (width // vision.patch)} patches, "
+                f"the position table has {vision.tokens}"
+            )
+        fields["max_action_dim"] = _shape(shapes, "action_in_proj.weight")[1]
+        if family == "pi0":
+            fields["max_state_dim"] = _shape(shapes, "state_proj.weight")[1]
+        return cls(family=family, vision=vision, language=language, expert=expert, **fields)
+
+
+def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Reads a JSON object, or an empty one if the file is absent and that is fine."""
+    if not path.is_file():
+        if missing_ok:
+            return {}
+        raise CheckpointError(f"{path} does not exist; the checkpoint folder needs it")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def _shape(shapes: Shapes, name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise CheckpointError(
+            f"the checkpoint has no tensor {name}, from which the model's sizes are read"
+        )
+    return shapes[name]
+
+
+def _depth(shapes: Shapes, prefix: str) -> int:
+    start = f"{prefix}.layers."
+    found = {
+        int(number)
+        for name in shapes
+        if name.startswith(start) and (number := name[len(start) :].split(".")[0]).isdigit()
+    }
+    if not found:
+        raise CheckpointError(f"the checkpoint has no tensor under {start}")
+    return max(found) + 1
+
+
+def _vision_sizes(shapes: Shapes, head_count: object) -> VisionSizes:
+    width, _, patch, _ = _shape(shapes, f"{keys.VISION}.embeddings.patch_embedding.weight")
+    if head_count is None and width == _SO400M_WIDTH:
+        head_count = _SO400M_HEADS
+    if isinstance(head_count, bool) or not isinstance(head_count, int) or head_count < 1:
+        raise CheckpointError(
+            f"the number of vision heads is {head_count!r}; no tensor shape tells it for a tower "
+            f'of width {width}: put {{"vision_num_heads": N}} into {SIDECAR} beside config.json'
+        )
+    if width % head_count:
+        raise CheckpointError(f"{SIDECAR}: {head_count} vision heads do not divide width {width}")
+    return VisionSizes(
+        width=width,
+        layers=_depth(shapes, f"{keys.VISION}.encoder"),
+        heads=head_count,
+        mlp=_shape(shapes, f"{keys.VISION}.encoder.layers.0.mlp.fc1.weight")[0],
+        patch=patch,
+        tokens=_shape(shapes, f"{keys.VISION}.embeddings.position_embedding.weight")[0],
+    )
+
+
+def _decoder_sizes(shapes: Shapes, prefix: str, *, vocab: bool) -> DecoderSizes:
+    first = f"{prefix}.layers.0"
+    rows, width = _shape(shapes, f"{first}.self_attn.q_proj.weight")
+    head_dim = _shape(shapes, f"{first}.self_attn.k_proj.weight")[0]
+    if rows % head_dim:
+        raise CheckpointError(
+            f"{first}: q_proj has {rows} rows, not a multiple of the single key head's {head_dim}"
+        )
+    table = next((shapes[name] for name in keys.EMBEDDING if name in shapes), None)
+    if vocab and table is None:
+        raise CheckpointError(
+            f"the checkpoint has no embedding table ({' or '.join(keys.EMBEDDING)})"
+        )
+    return DecoderSizes(
+        width=width,
+        layers=_depth(shapes, prefix),
+        heads=rows // head_dim,
+        kv_heads=1,
+        head_dim=head_dim,
+        mlp=_shape(shapes, f"{first}.mlp.gate_proj.weight")[0],
+        vocab=table[0] if vocab and table else 0,
+    )
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> Any:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise CheckpointError(f"config.json: {name} is {value!r}; expected a positive number")
+    return value
+
+
+def _feature_width(raw: Mapping[str, Any], group: str, name: str, fallback: int) -> int:
+    feature = (raw.get(group) or {}).get(name)
+    if feature is None:
+        return fallback
+    try:
+        return int(feature["shape"][0])
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise CheckpointError(
+            f"config.json: {group}.{name} has no usable shape ({feature!r})"
+        ) from error
+
+
+def _lerobot(raw: Mapping[str, Any]) -> dict[str, Any]:
+    features = raw["input_features"]
+    if not isinstance(features, dict):
+        raise CheckpointError(f"config.json: input_features is {features!r}; expected an object")
+    if raw.get("n_obs_steps", 1) != 1:
+        raise CheckpointError(f"config.json: n_obs_steps is {raw['n_obs_steps']}; only 1 is known")
+    names = [n.removeprefix(_IMAGE_PREFIX) for n in features if n.startswith(_IMAGE_PREFIX)]
+    cameras = tuple(name for name in names if not name.startswith("empty_camera_"))
+    if not cameras:
+        raise CheckpointError(
+            f"config.json: input_features names no camera ({_IMAGE_PREFIX}NAME); found "
+            f"{', '.join(features) or 'nothing'}"
+        )
+    max_state, max_action = _number(raw, "max_state_dim", 32), _number(raw, "max_action_dim", 32)
+    height, width = raw.get("image_resolution") or (224, 224)
+    return {
+        "layout": "lerobot",
+        "cameras": cameras,
+        "state_dim": _feature_width(raw, "input_features", "observation.state", max_state),
+        "action_dim": _feature_width(raw, "output_features", "action", max_action),
+        "max_state_dim": max_state,
+        "chunk_size": _number(raw, "chunk_size", 50),
+        "num_steps": _number(raw, "num_inference_steps", 10),
+        "tokenizer_max_length": _number(
+            raw, "tokenizer_max_length", 48 if raw.get("type") == "pi0" else 200
+        ),
+        "image_resolution": (height, width),
+        "empty_cameras": raw.get("empty_cameras") or 0,
+        "min_period": _number(raw, "min_period", 4e-3),
+        "max_period": _number(raw, "max_period", 4.0),
+    }
+
+
+def _openpi(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    width = _number(raw, "action_dim", 32)
+    return {
+        "layout": "openpi",
+        "cameras": OPENPI_CAMERAS,
+        "state_dim": width,
+        "action_dim": width,
+        "max_state_dim": width,
+        "chunk_size": _number(raw, "action_horizon", 50),
+        "num_steps": 10,
+        "tokenizer_max_length": 48 if family == "pi0" else 200,
+        "empty_cameras": 0,
+        "min_period": 4e-3,
+        "max_period": 4.0,
+    }

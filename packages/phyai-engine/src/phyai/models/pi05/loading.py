@@ -1,0 +1,44 @@
+"""From a checkpoint folder to a ready model."""
+
+from pathlib import Path
+
+import torch
+
+from phyai.checkpoints import CheckpointReader, load_into
+from phyai.models.pi05.config import PI05Config
+from phyai.models.pi05.keys import canonical
+from phyai.models.pi05.model import PI05Model
+from phyai.models.pi05.savings import Savings
+from phyai_quant import get_active_plan
+from phyai_quant.checkpoint import check_unquantized_dtypes
+
+
+def load_pi05(
+    checkpoint_dir: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    params_dtype: torch.dtype = torch.float32,
+    savings: Savings | None = None,
+) -> PI05Model:
+    """Loads π0.5 or π0 from LeRobot's or openpi's PyTorch layout.
+
+    Every tensor of the file is accounted for. Weight formats come from the active quantization plan
+    (see ``phyai_quant.use_quant_plan``).
+
+    Args:
+        checkpoint_dir: folder with ``config.json`` and safetensors weights.
+        device: where the model lives.
+        params_dtype: of weights and activations.
+        savings: exact simplifications to use; all by default.
+
+    Raises:
+        CheckpointError: if files or tensors are missing, unexpected or do not fit.
+        QuantConfigError: if the file holds quantized tensors that no rule explains.
+    """
+    directory = Path(checkpoint_dir)
+    reader = CheckpointReader(directory, canonical)
+    config = PI05Config.read(directory, reader.shapes)
+    check_unquantized_dtypes(reader.dtypes, get_active_plan())
+    model = PI05Model(config, params_dtype=params_dtype, device=device, savings=savings)
+    load_into(model, reader.tensors(), source=str(directory))
+    return model.eval()

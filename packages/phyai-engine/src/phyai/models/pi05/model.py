@@ -1,0 +1,277 @@
+"""π0.5 and π0: one prefix pass, then a loop of action-expert steps."""
+
+import torch
+from torch import Tensor, nn
+
+from phyai.layers import Embedding, Linear, RotaryEmbedding
+from phyai.models.pi05 import keys
+from phyai.models.pi05.config import PI05Config
+from phyai.models.pi05.decoder import Decoder, LayerModulation
+from phyai.models.pi05.heads import ActionTime, TimeCondition, head, time_embedding
+from phyai.models.pi05.modulation import StepModulation
+from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix
+from phyai.models.pi05.savings import Savings
+from phyai.models.pi05.vision import VisionTower
+from phyai.processing.inputs import ModelInputs
+from phyai.runtime.paged import PagedKVCache, PagedPlan
+
+
+class PI05Model(nn.Module):
+    """A vision-language-action policy that integrates a flow from noise to an action chunk.
+
+    Weights, activations and the key/value cache use ``params_dtype``; the patch embedding, norm
+    parameters, time and action heads, rotary angles and the integrated actions stay fp32.
+
+    Args:
+        config: sizes and defaults.
+        params_dtype: fp32, bf16 or fp16.
+        device: where the model lives.
+        savings: exact simplifications to use.
+    """
+
+    def __init__(
+        self,
+        config: PI05Config,
+        *,
+        params_dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        savings: Savings | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.params_dtype = params_dtype
+        self.device = torch.device(device)
+        self.savings = Savings.all() if savings is None else savings
+        language, expert = config.language, config.expert
+        self.vision = VisionTower(
+            config.vision, language.width, params_dtype=params_dtype, device=device
+        )
+        self.embed_tokens = Embedding(
+            language.vocab,
+            language.width,
+            key=keys.EMBEDDING[0],
+            aliases=keys.EMBEDDING[1:],
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.language = Decoder(
+            language,
+            prefix=keys.LANGUAGE,
+            role="language",
+            attention_role="prefix",
+            adaptive=False,
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.expert = Decoder(
+            expert,
+            prefix=keys.EXPERT,
+            role="expert",
+            attention_role="expert",
+            adaptive=config.family == "pi05",
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.action_in_proj = head(config.max_action_dim, expert.width, "action_in_proj", device)
+        self.action_out_proj = head(expert.width, config.max_action_dim, "action_out_proj", device)
+        self.time: TimeCondition | ActionTime
+        self.state_proj: Linear | None = None
+        if config.family == "pi05":
+            self.time = TimeCondition(expert.width, device=device)
+        else:
+            self.time = ActionTime(expert.width, device=device)
+            self.state_proj = head(config.max_state_dim, expert.width, "state_proj", device)
+        self.prefix_rope = self._rope(language.heads)
+        self.expert_rope = self._rope(expert.heads)
+        self._modulations: dict[int, list[StepModulation]] = {}
+
+    def _rope(self, heads: int) -> RotaryEmbedding:
+        config = self.config
+        longest = len(config.cameras) * config.vision.tokens + config.tokenizer_max_length
+        return RotaryEmbedding(
+            config.language.head_dim,
+            heads,
+            config.language.kv_heads,
+            max_positions=longest + config.suffix_len,
+            device=self.device,
+        )
+
+    def embed_prompt(self, ids: Tensor) -> Tensor:
+        """Maps token ids [T] to vectors [T, width], scaled by √width in the embedding's dtype."""
+        vectors = self.embed_tokens(ids)
+        return vectors * torch.tensor(self.config.language.width**0.5, dtype=vectors.dtype).item()
+
+    def embed_prefix(self, inputs: ModelInputs, layout: PrefixLayout) -> Tensor:
+        """Returns the packed prefix rows [total, width]."""
+        chosen = torch.stack([inputs.images[request, camera] for request, camera in layout.views])
+        features = self.vision(chosen.to(self.device))
+        rows = layout.prompt_rows
+        vectors = self.embed_prompt(inputs.tokens.cpu()[rows].to(self.device))
+        return pack_rows(layout, features, vectors.split(rows.sum(1).tolist()))
+
+    def encode_prefix(self, inputs: ModelInputs) -> tuple[PagedKVCache, PrefixLayout]:
+        """Runs the vision tower and the language model; keeps their keys and values.
+
+        Returns:
+            The cache, with room for every request's action tokens behind the prefix, and the
+            layout that says which of its slots may be seen.
+
+        Raises:
+            ValueError: if a prompt has more slots than the model has positions for.
+        """
+        config = self.config
+        if inputs.tokens.shape[1] > config.tokenizer_max_length:
+            raise ValueError(
+                f"the prompt has {inputs.tokens.shape[1]} slots, "
+                f"the checkpoint allows {config.tokenizer_max_length}"
+            )
+        layout = plan_prefix(
+            inputs,
+            config.vision.tokens,
+            drop_absent=self.savings.drop_absent_cameras,
+            pack_prompt=self.savings.pack_prompt,
+        )
+        cache = PagedKVCache.allocate(
+            layers=config.language.layers,
+            slots=layout.total + len(layout.lengths) * config.suffix_len,
+            kv_heads=config.language.kv_heads,
+            head_dim=config.language.head_dim,
+            dtype=self.params_dtype,
+            device=self.device,
+        )
+        plan = PagedPlan.from_slots(layout.lengths, layout.visible, self.device)
+        positions = layout.positions.to(self.device)
+        x = self.embed_prefix(inputs, layout)
+        *body, last = self.language.layers
+        for layer in body:
+            x = layer(x, positions, self.prefix_rope, cache, 0, plan)
+        if self.savings.lean_last_layer:
+            projected = last.project(x, positions, self.prefix_rope)
+            cache.write(last.attention.layer, 0, projected.key, projected.value)
+        else:
+            self.language.final_norm(last(x, positions, self.prefix_rope, cache, 0, plan))
+        return cache, layout
+
+    def suffix_plan(self, layout: PrefixLayout) -> tuple[PagedPlan, Tensor]:
+        """Returns the expert's attention plan and positions, both constant over the steps.
+
+        Action tokens see the visible prefix and the whole suffix of their request. π0's state token
+        comes first and sees the prefix and itself only.
+        """
+        length = self.config.suffix_len
+        queries: list[int] = []
+        slots: list[Tensor] = []
+        for request, visible in enumerate(layout.visible):
+            own = torch.arange(length) + layout.total + request * length
+            if self.config.family == "pi0":
+                queries.append(1)
+                slots.append(torch.cat([visible, own[:1]]))
+            queries.append(self.config.chunk_size)
+            slots.append(torch.cat([visible, own]))
+        positions = torch.cat([torch.arange(length) + count for count in layout.visible_counts])
+        return PagedPlan.from_slots(queries, slots, self.device), positions.to(self.device)
+
+    def time_vector(self, time: Tensor) -> Tensor:
+        """Returns the fp32 embedding [B, expert width] of times [B]."""
+        config = self.config
+        return time_embedding(time, config.expert.width, config.min_period, config.max_period)
+
+    def modulate(self, time: Tensor) -> StepModulation:
+        """Returns what the expert's norms (π0.5) or its action tokens (π0) need at ``time`` [B]."""
+        embedding = self.time_vector(time)
+        if not isinstance(self.time, TimeCondition):
+            return StepModulation(embedding, (None,) * len(self.expert.layers), None)
+        cond = self.time(embedding)
+        layers: tuple[LayerModulation | None, ...] = tuple(
+            layer.modulation(cond) for layer in self.expert.layers
+        )
+        return StepModulation(embedding, layers, self.expert.norm.modulation(cond))
+
+    def suffix_tokens(self, actions: Tensor, state: Tensor | None, step: StepModulation) -> Tensor:
+        """Embeds noisy actions [B, chunk, A], and π0's state, as rows [B * suffix, width]."""
+        tokens = self.action_in_proj(actions)
+        if isinstance(self.time, ActionTime):
+            assert self.state_proj is not None
+            if state is None:
+                raise ValueError("π0 needs the robot's state; the inputs have none")
+            tokens = self.time(tokens, step.embedding)
+            tokens = torch.cat([self.state_proj(state)[:, None], tokens], dim=1)
+        return tokens.flatten(0, 1).to(self.params_dtype)
+
+    def velocity(
+        self,
+        actions: Tensor,
+        state: Tensor | None,
+        step: StepModulation,
+        cache: PagedKVCache,
+        first_slot: int,
+        plan: PagedPlan,
+        positions: Tensor,
+    ) -> Tensor:
+        """Returns the flow's velocity [B, chunk, A] in fp32 at the noisy ``actions``."""
+        x = self.suffix_tokens(actions, state, step)
+        for layer, modulation in zip(self.expert.layers, step.layers, strict=True):
+            x = layer(x, positions, self.expert_rope, cache, first_slot, plan, modulation)
+        x = self.expert.final_norm(x, step.final).view(actions.shape[0], -1, x.shape[1])
+        return self.action_out_proj(x[:, -self.config.chunk_size :].float())
+
+    def _step_modulations(self, num_steps: int) -> list[StepModulation]:
+        def compute(index: int) -> StepModulation:
+            time = torch.tensor([1.0 - index / num_steps], device=self.device)
+            return self.modulate(time)
+
+        if not self.savings.precompute_modulation:
+            return [compute(index) for index in range(num_steps)]
+        if num_steps not in self._modulations:
+            self._modulations[num_steps] = [compute(index) for index in range(num_steps)]
+        return self._modulations[num_steps]
+
+    @torch.inference_mode()
+    def sample_actions(
+        self,
+        inputs: ModelInputs,
+        *,
+        noise: Tensor | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+    ) -> Tensor:
+        """Integrates the flow from noise at t = 1 to actions at t = 0 with Euler steps.
+
+        Args:
+            inputs: images, prompt and (π0) state of a batch.
+            noise: starting point [B, chunk, max_action_dim]; drawn if None.
+            seed: of the drawn noise; None draws from fresh entropy.
+            num_steps: Euler steps; the checkpoint's number if None.
+
+        Returns:
+            Normalised actions [B, chunk, max_action_dim] in fp32.
+
+        Raises:
+            ValueError: for a wrong noise shape, both noise and seed, or fewer than one step.
+        """
+        num_steps = self.config.num_steps if num_steps is None else num_steps
+        if num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps}; it must be at least 1")
+        actions = self._noise(inputs.tokens.shape[0], noise, seed)
+        state = None if inputs.state is None else inputs.state.to(self.device)
+        cache, layout = self.encode_prefix(inputs)
+        plan, positions = self.suffix_plan(layout)
+        for step in self._step_modulations(num_steps):
+            velocity = self.velocity(actions, state, step, cache, layout.total, plan, positions)
+            actions = actions - velocity / num_steps
+        return actions
+
+    def _noise(self, batch: int, noise: Tensor | None, seed: int | None) -> Tensor:
+        shape = (batch, self.config.chunk_size, self.config.max_action_dim)
+        if noise is None:
+            generator = torch.Generator()
+            if seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(seed)
+            noise = torch.randn(shape, generator=generator)
+        elif seed is not None:
+            raise ValueError("give either noise or a seed, not both")
+        elif tuple(noise.shape) != shape:
+            raise ValueError(f"noise has shape {tuple(noise.shape)}; this batch needs {shape}")
+        return noise.to(device=self.device, dtype=torch.float32)

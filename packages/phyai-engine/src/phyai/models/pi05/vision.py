@@ -1,0 +1,157 @@
+"""SigLIP vision tower and the projection of its features into the language model's width."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from phyai.checkpoints.slots import TensorSlot, copy_slot
+from phyai.layers import CachelessAttention, LayerNorm, Leg, Linear, PlainMLP
+from phyai.models.pi05 import keys
+from phyai.models.pi05.config import VisionSizes
+from phyai_quant import materialize
+
+ROLE = "vision"
+
+
+class PatchLinear(Linear):
+    """The patch convolution as a matrix product: the stored kernel is flattened when loaded."""
+
+    def _weight_slot(self, key: str, tensor: str, leg: Leg) -> TensorSlot:
+        slot = super()._weight_slot(key, tensor, leg)
+        return replace(slot, load=lambda source: slot.load(source.flatten(1)))
+
+
+class PatchEmbedding(nn.Module):
+    """Cuts images into patches and maps each to a vector, plus a learned position.
+
+    The convolution's stride equals its kernel, so it is one matrix product over flattened patches
+    in the order (channel, row, column). Kept in fp32 in every mode and never quantized.
+    """
+
+    def __init__(self, sizes: VisionSizes, *, device: torch.device | str) -> None:
+        super().__init__()
+        self.patch = sizes.patch
+        self.prefix = f"{keys.VISION}.embeddings"
+        self.project = PatchLinear(
+            3 * sizes.patch**2,
+            sizes.width,
+            bias=True,
+            prefix=f"{self.prefix}.patch_embedding",
+            role=ROLE,
+            params_dtype=torch.float32,
+            device=device,
+            spec=materialize(None),
+        )
+        self.position = nn.Parameter(
+            torch.empty(sizes.tokens, sizes.width, device=device), requires_grad=False
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images [B, 3, H, W] in [-1, 1] to [B, tokens, width] in fp32."""
+        batch, channels, height, width = images.shape
+        p = self.patch
+        rows, columns = height // p, width // p
+        patches = images[:, :, : rows * p, : columns * p]
+        patches = patches.reshape(batch, channels, rows, p, columns, p)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, -1)
+        return self.project(patches.float()) + self.position
+
+    def checkpoint_slots(self) -> Iterator[TensorSlot]:
+        """Yields the position table."""
+        yield copy_slot(f"{self.prefix}.position_embedding.weight", self.position)
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm transformer block without a mask or positions."""
+
+    def __init__(
+        self,
+        sizes: VisionSizes,
+        index: int,
+        *,
+        params_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        prefix = f"{keys.VISION}.encoder.layers.{index}"
+        width = sizes.width
+        self.heads, self.head_dim = sizes.heads, width // sizes.heads
+        self.layer_norm1 = LayerNorm(width, prefix=f"{prefix}.layer_norm1", device=device)
+        self.layer_norm2 = LayerNorm(width, prefix=f"{prefix}.layer_norm2", device=device)
+        self.qkv_proj = Linear(
+            width,
+            tuple(Leg(f"{name}_proj", width, name) for name in "qkv"),
+            bias=True,
+            prefix=f"{prefix}.self_attn.qkv_proj",
+            role=ROLE,
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.out_proj = Linear(
+            width,
+            width,
+            bias=True,
+            prefix=f"{prefix}.self_attn.out_proj",
+            role=ROLE,
+            params_dtype=params_dtype,
+            device=device,
+        )
+        self.attention = CachelessAttention(self.heads, self.head_dim, role=ROLE)
+        self.mlp = PlainMLP(
+            width,
+            sizes.mlp,
+            prefix=f"{prefix}.mlp",
+            role=ROLE,
+            params_dtype=params_dtype,
+            device=device,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, tokens, width] to the same shape."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv_proj(self.layer_norm1(x))
+        query, key, value = qkv.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
+        attended = self.attention(query, key, value).reshape(batch, tokens, width)
+        x = x + self.out_proj(attended)
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class VisionTower(nn.Module):
+    """Patches, blocks, final norm and projector."""
+
+    def __init__(
+        self,
+        sizes: VisionSizes,
+        out_width: int,
+        *,
+        params_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.params_dtype = params_dtype
+        self.embeddings = PatchEmbedding(sizes, device=device)
+        self.layers = nn.ModuleList(
+            VisionBlock(sizes, index, params_dtype=params_dtype, device=device)
+            for index in range(sizes.layers)
+        )
+        self.post_layernorm = LayerNorm(
+            sizes.width, prefix=f"{keys.VISION}.post_layernorm", device=device
+        )
+        self.projector = Linear(
+            sizes.width,
+            out_width,
+            bias=True,
+            prefix=keys.PROJECTOR,
+            role="projector",
+            params_dtype=params_dtype,
+            device=device,
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images [N, 3, H, W] in [-1, 1] to features [N, tokens, out_width]."""
+        x = self.embeddings(images).to(self.params_dtype)
+        for layer in self.layers:
+            x = layer(x)
+        return self.projector(self.post_layernorm(x))
