@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from reach.chunks import CHUNK
 from reach.world import DISC_RADIUS, DISCS, MAX_SPEED, WORKSPACE, Layout, Pointer, limit_norm, move
 
-CHUNK = 16
 GAIN = 0.25
 """Speed asked for per unit of distance: the pointer slows down within MAX_SPEED / GAIN."""
 MAX_ACCELERATION = 0.03

@@ -1,13 +1,14 @@
 """Sizes of the small pi0.5: every width fits INT4 groups of 128 and the rotations of ConvRot."""
 
+import math
+
+from phyai.models.pi05 import keys
 from phyai.models.pi05.config import DecoderSizes, PI05Config, VisionSizes
+from reach.chunks import CHUNK
 from reach.data import CAMERAS
-from reach.expert import CHUNK
 from reach.scene import IMAGE_SIZE
 from reach.tokenizer import MAX_LENGTH, build_tokenizer
 
-ACTION_STEPS = 8
-"""Actions of a chunk that are executed before the next look."""
 STATE_DIM = 4
 ACTION_DIM = 2
 _PATCH = 14
@@ -51,36 +52,77 @@ def reach_config() -> PI05Config:
     )
 
 
-def count_parameters(config: PI05Config) -> int:
-    """Parameters that a checkpoint of these sizes stores; the tied embedding counts once."""
+def tensor_shapes(config: PI05Config) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint, without LeRobot's leading ``model.``.
+
+    The embedding is stored once, as ``paligemma.lm_head.weight``.
+    """
     language, expert = config.language, config.expert
-    projector = (config.vision.width + 1) * language.width
-    language_norms = (2 * language.layers + 1) * language.width
-    adaptive_norms = (2 * expert.layers + 1) * 3 * expert.width * (expert.width + 1)
-    action = 2 * expert.width * config.max_action_dim + expert.width + config.max_action_dim
-    time = 2 * expert.width * (expert.width + 1)
-    return (
-        _vision_parameters(config.vision)
-        + projector
-        + language.vocab * language.width
-        + _projections(language)
-        + language_norms
-        + _projections(expert)
-        + adaptive_norms
-        + action
-        + time
-    )
+    shapes = _vision_shapes(config.vision)
+    shapes |= _linear(keys.PROJECTOR, config.vision.width, language.width)
+    shapes[keys.EMBEDDING[0]] = (language.vocab, language.width)
+    shapes |= _decoder_shapes(keys.LANGUAGE, language, adaptive=False)
+    shapes |= _decoder_shapes(keys.EXPERT, expert, adaptive=True)
+    shapes |= _linear("action_in_proj", config.max_action_dim, expert.width)
+    shapes |= _linear("action_out_proj", expert.width, config.max_action_dim)
+    shapes |= _linear("time_mlp_in", expert.width, expert.width)
+    return shapes | _linear("time_mlp_out", expert.width, expert.width)
 
 
-def _vision_parameters(sizes: VisionSizes) -> int:
+def count_parameters(config: PI05Config) -> int:
+    """Parameters that a policy of these sizes has; the tied embedding counts once."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def _layernorm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _vision_shapes(sizes: VisionSizes) -> dict[str, tuple[int, ...]]:
     width = sizes.width
-    stem = width * (3 * sizes.patch**2 + 1) + sizes.tokens * width
-    attention = 4 * width * (width + 1)
-    mlp = 2 * width * sizes.mlp + sizes.mlp + width
-    return stem + sizes.layers * (attention + mlp + 4 * width) + 2 * width
+    stem = f"{keys.VISION}.embeddings"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{stem}.patch_embedding.weight": (width, 3, sizes.patch, sizes.patch),
+        f"{stem}.patch_embedding.bias": (width,),
+        f"{stem}.position_embedding.weight": (sizes.tokens, width),
+    }
+    for index in range(sizes.layers):
+        layer = f"{keys.VISION}.encoder.layers.{index}"
+        for norm in ("layer_norm1", "layer_norm2"):
+            shapes |= _layernorm(f"{layer}.{norm}", width)
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= _linear(f"{layer}.self_attn.{projection}", width, width)
+        shapes |= _linear(f"{layer}.mlp.fc1", width, sizes.mlp)
+        shapes |= _linear(f"{layer}.mlp.fc2", sizes.mlp, width)
+    return shapes | _layernorm(f"{keys.VISION}.post_layernorm", width)
 
 
-def _projections(sizes: DecoderSizes) -> int:
-    """Weights of attention and MLP, without norms."""
-    attention = 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim * sizes.width
-    return sizes.layers * (attention + 3 * sizes.width * sizes.mlp)
+def _decoder_shapes(
+    prefix: str, sizes: DecoderSizes, *, adaptive: bool
+) -> dict[str, tuple[int, ...]]:
+    width = sizes.width
+    queries, key_values = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        return (
+            _linear(f"{name}.dense", width, 3 * width) if adaptive else {f"{name}.weight": (width,)}
+        )
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(sizes.layers):
+        layer = f"{prefix}.layers.{index}"
+        shapes |= norm(f"{layer}.input_layernorm") | norm(f"{layer}.post_attention_layernorm")
+        shapes |= {
+            f"{layer}.self_attn.q_proj.weight": (queries, width),
+            f"{layer}.self_attn.k_proj.weight": (key_values, width),
+            f"{layer}.self_attn.v_proj.weight": (key_values, width),
+            f"{layer}.self_attn.o_proj.weight": (width, queries),
+            f"{layer}.mlp.gate_proj.weight": (sizes.mlp, width),
+            f"{layer}.mlp.up_proj.weight": (sizes.mlp, width),
+            f"{layer}.mlp.down_proj.weight": (width, sizes.mlp),
+        }
+    return shapes | norm(f"{prefix}.norm")
