@@ -6,6 +6,7 @@ Everything before `materialize` is plain data: importing this package loads neit
 """
 
 from phyai_quant.active import get_active_plan, use_quant_plan
+from phyai_quant.checkpoint import load_quant_plan
 from phyai_quant.materialize import materialize
 from phyai_quant.plan import Matcher, QuantPlan, Rule
 from phyai_quant.scheme import (
@@ -26,6 +27,7 @@ __all__ = [
     "Rule",
     "TensorQuant",
     "get_active_plan",
+    "load_quant_plan",
     "materialize",
     "use_quant_plan",
 ]

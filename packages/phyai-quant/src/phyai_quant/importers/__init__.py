@@ -1,0 +1,1 @@
+"""Readers of quantization configs: one module per format, found through the registry."""

@@ -1,0 +1,52 @@
+"""The importers that are tried, in order, and the refusal of configs that none of them reads."""
+
+from importlib.metadata import entry_points
+
+from phyai_quant.importers.base import ConfigSources, QuantImporter
+from phyai_quant.importers.compressed_tensors import CompressedTensorsImporter
+from phyai_quant.importers.hf_fp8 import HfFp8Importer
+from phyai_quant.importers.modelopt import ModelOptImporter
+from phyai_quant.plan import QuantPlan
+from phyai_quant.scheme import QuantConfigError
+
+ENTRY_POINT_GROUP = "phyai_quant.importers"
+"""Other packages add importers under this entry-point group: a class without arguments."""
+
+_BUILTIN: tuple[type[QuantImporter], ...] = (
+    HfFp8Importer,
+    CompressedTensorsImporter,
+    ModelOptImporter,
+)
+
+
+def importers() -> tuple[QuantImporter, ...]:
+    """Returns the built-in importers and those of installed packages."""
+    plugins = entry_points(group=ENTRY_POINT_GROUP)
+    return (*(cls() for cls in _BUILTIN), *(plugin.load()() for plugin in plugins))
+
+
+def build_plan(sources: ConfigSources) -> QuantPlan | None:
+    """Returns the plan of the configs, or None when there is no config.
+
+    Raises:
+        QuantConfigError: No importer reads the config, or two do, or its importer refuses it.
+    """
+    if sources.inline is None and sources.standalone is None:
+        return None
+    available = importers()
+    found = [importer for importer in available if importer.detect(sources)]
+    if not found:
+        section = sources.inline or sources.standalone
+        method = sources.method
+        seen = "names no quant_method" if method is None else f"quant_method {method!r} is unknown"
+        names = ", ".join(importer.name for importer in available)
+        raise QuantConfigError(
+            f"{section.where() if section else ''}: {seen}; the importers read: {names}"
+        )
+    if len(found) > 1:
+        places = " and ".join(s.where() for s in (sources.inline, sources.standalone) if s)
+        raise QuantConfigError(
+            f"{places} are in different formats ({', '.join(i.name for i in found)}); keep the one "
+            "that describes the tensors on disk"
+        )
+    return found[0].build_plan(sources)
