@@ -142,7 +142,8 @@ def _as_rgb(image: np.ndarray, name: str) -> np.ndarray:
             f"camera {name!r}: float frame spans [{low:g}, {high:g}]; floats must lie in [0, 1], "
             "or send uint8 in [0, 255]"
         )
-    return np.clip(array.astype(np.float32), 0.0, 1.0)
+    floats = array.astype(np.float32, copy=False)
+    return floats if low >= 0 and high <= 1 else floats.clip(0.0, 1.0)
 
 
 def _channel_fault(shape: tuple[int, ...]) -> str:
@@ -154,8 +155,11 @@ def _channel_fault(shape: tuple[int, ...]) -> str:
 
 
 def _planar(frame: np.ndarray) -> Tensor:
-    """`[H, W, 3]` to a tensor `[3, H, W]` that owns contiguous memory."""
-    return torch.from_numpy(np.array(frame.transpose(2, 0, 1), order="C"))
+    """`[H, W, 3]` to a tensor `[3, H, W]` whose memory stays channels-last."""
+    pixels = np.ascontiguousarray(frame)
+    # Torch warns about read-only memory, which received frames often are.
+    owned = pixels if pixels.flags.writeable else pixels.copy()
+    return torch.from_numpy(owned).permute(2, 0, 1)
 
 
 def _scale(planar: Tensor) -> Tensor:
@@ -165,9 +169,10 @@ def _scale(planar: Tensor) -> Tensor:
 
 
 def _pil(frame: np.ndarray, size: tuple[int, int]) -> Tensor:
-    if frame.dtype != np.uint8:
-        frame = np.rint(frame * 255.0).astype(np.uint8)
-    picture = Image.fromarray(np.ascontiguousarray(frame))
+    planar = _planar(frame)
+    if planar.dtype != torch.uint8:
+        planar = planar.mul(255.0).round_().to(torch.uint8)
+    picture = Image.fromarray(planar.permute(1, 2, 0).numpy())
     resized = picture.resize((size[1], size[0]), resample=Image.Resampling.BILINEAR)
     return _planar(np.asarray(resized))
 
