@@ -16,6 +16,7 @@ FUSED_LEGS: dict[str, tuple[str, ...]] = {
 _FUSED_OF_LEG = {leg: fused for fused, legs in FUSED_LEGS.items() for leg in legs}
 _WRAPPER_SUFFIXES = (".linear", ".base_layer")
 _ROOT_SEGMENTS = ("model", "language_model")
+_WILDCARDS = frozenset("*?[")
 
 
 def check_name(name: str) -> str:
@@ -59,9 +60,12 @@ def strip_wrapper(name: str) -> str:
 
 
 def strip_root(name: str) -> str:
-    """Returns ``name`` without leading ``model.`` and ``language_model.`` segments."""
+    """Returns ``name`` without leading ``model.`` and ``language_model.`` segments.
+
+    In a shell pattern a root in front of a wildcard stays: ``model.*`` must not become ``*``.
+    """
     segments = name.split(".")
-    while len(segments) > 1 and segments[0] in _ROOT_SEGMENTS:
+    while len(segments) > 1 and segments[0] in _ROOT_SEGMENTS and not _WILDCARDS & set(segments[1]):
         segments = segments[1:]
     return ".".join(segments)
 
@@ -75,7 +79,8 @@ def name_matches(pattern: str, name: str) -> bool:
     wanted, seen = strip_wrapper(pattern), strip_wrapper(name)
     if wanted == seen or strip_root(wanted) == strip_root(seen):
         return True
-    return "." not in wanted and seen.rpartition(".")[2] == wanted
+    last_components = {text.rpartition(".")[2] for text in (name, seen)}
+    return "." not in pattern and pattern in last_components
 
 
 def glob_matches(pattern: str, name: str) -> bool:

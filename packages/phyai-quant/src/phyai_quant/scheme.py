@@ -66,8 +66,13 @@ class TensorQuant:
     act_order: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", QDType(self.dtype))
-        object.__setattr__(self, "granularity", Granularity(self.granularity))
+        for name, kind in (("dtype", QDType), ("granularity", Granularity)):
+            value = getattr(self, name)
+            if value not in list(kind):
+                raise QuantConfigError(
+                    f"{name} {value!r} is not supported; allowed: {', '.join(kind)}"
+                )
+            object.__setattr__(self, name, kind(value))
         if (self.granularity is Granularity.BLOCK) != (self.block_shape is not None):
             raise QuantConfigError(
                 f"granularity {self.granularity.value!r} and block_shape {self.block_shape} "

@@ -20,6 +20,7 @@ _KNOWN_KEYS = (
 )
 _GROUP_KEYS = ("targets", "weights", "input_activations", "output_activations", "format")
 _FORMATS = (
+    "dense",
     "int-quantized",
     "float-quantized",
     "naive-quantized",
@@ -71,6 +72,7 @@ def ignore_rules(config: Section, key: str = "ignore") -> list[Rule]:
 def read_groups(config: Section) -> list[Rule]:
     """Returns the rules of ``config_groups``, ordered by how exact their targets are."""
     groups = config.section("config_groups")
+    dense = config.string("format") == "dense"
     rules: list[Rule] = []
     for name, value in groups.data.items():
         if isinstance(value, list):
@@ -80,11 +82,11 @@ def read_groups(config: Section) -> list[Rule]:
             group = Section({**args, "targets": value}, groups.file, f"{groups.path}.{name}")
         else:
             group = groups.section(name)
-        rules += _group_rules(group)
+        rules += _group_rules(group, dense=dense)
     return sorted(rules, key=lambda rule: _PRECEDENCE.index(rule.matcher.kind))
 
 
-def _group_rules(group: Section) -> list[Rule]:
+def _group_rules(group: Section, *, dense: bool) -> list[Rule]:
     group.require_known(_GROUP_KEYS)
     _check_format(group)
     targets = group.strings("targets") if "targets" in group.data else ("Linear",)
@@ -93,6 +95,8 @@ def _group_rules(group: Section) -> list[Rule]:
     group.reject("output_activations", "outputs of linear layers are not quantized")
     scheme = None
     if group.has("weights"):
+        if group.string("format") == "dense" or (dense and not group.has("format")):
+            group.fail("format 'dense' and quantized weights contradict", "weights")
         activation = None
         if group.has("input_activations"):
             activation = read_tensor_args(group.section("input_activations"), is_input=True)

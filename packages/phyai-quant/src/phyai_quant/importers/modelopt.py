@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from phyai_quant.importers.base import ConfigSources, Section, make_rule
+from phyai_quant.importers.base import ConfigSources, Section, make_rule, subtree_rules
 from phyai_quant.importers.compressed_tensors import read_groups
 from phyai_quant.importers.modelopt_algos import algo_scheme
 from phyai_quant.importers.tensor_args import read_kv_cache
@@ -26,6 +26,8 @@ _KNOWN_KEYS = (
     "producer",
 )
 _EXCLUDE_KEYS = ("exclude_modules", "ignore")
+_LAYER_KEYS = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
+_WILDCARDS = frozenset("*?[")
 _MIXED = "mixed_precision"
 
 
@@ -48,7 +50,7 @@ class ModelOptImporter:
         """
         plans = []
         if sources.standalone is not None and sources.standalone.has("quantization"):
-            plans.append(_read(sources.standalone.section("quantization")))
+            plans.append(_read(sources.standalone))
         if sources.inline is not None:
             if sources.method not in (*_METHODS, None):
                 raise QuantConfigError(
@@ -63,9 +65,10 @@ class ModelOptImporter:
 
 
 def _read(config: Section) -> QuantPlan:
+    if config.has("quantization"):
+        config = config.section("quantization")
     config.warn_unknown(_KNOWN_KEYS)
-    for key in ("pre_quant_scale", "has_zero_point"):
-        config.reject(key, "inputs are not smoothed and weights have no zero points here")
+    _reject_smoothing(config)
     rules = _exclude_rules(config) + _layer_rules(config)
     algo = config.string("quant_algo")
     default = None
@@ -80,6 +83,11 @@ def _read(config: Section) -> QuantPlan:
     return QuantPlan(tuple(rules), default, _kv_cache(config), source=config.where())
 
 
+def _reject_smoothing(section: Section) -> None:
+    for key in ("pre_quant_scale", "has_zero_point"):
+        section.reject(key, "inputs are not smoothed and weights have no zero points here")
+
+
 def _exclude_rules(config: Section) -> list[Rule]:
     rules = []
     seen: set[str] = set()
@@ -87,8 +95,14 @@ def _exclude_rules(config: Section) -> list[Rule]:
         for entry in config.strings(key):
             if entry not in seen:
                 seen.add(entry)
-                rules.append(_entry_rule(config, key, entry, None))
+                rules += _excluded(config, key, entry)
     return rules
+
+
+def _excluded(config: Section, key: str, entry: str) -> list[Rule]:
+    if entry.startswith("re:") or _WILDCARDS & set(entry):
+        return [_entry_rule(config, key, entry, None)]
+    return subtree_rules(config, key, entry)
 
 
 def _layer_rules(config: Section) -> list[Rule]:
@@ -96,8 +110,8 @@ def _layer_rules(config: Section) -> list[Rule]:
     rules = []
     for name in layers.data:
         layer = replace(layers.section(name), path=f"{layers.path}[{name}]")
-        for key in ("pre_quant_scale", "has_zero_point"):
-            layer.reject(key, "inputs are not smoothed and weights have no zero points here")
+        layer.warn_unknown(_LAYER_KEYS)
+        _reject_smoothing(layer)
         if not layer.has("quant_algo"):
             layer.fail("required key is missing", "quant_algo")
         rules.append(_entry_rule(config, "quantized_layers", name, algo_scheme(layer)))
@@ -107,8 +121,7 @@ def _layer_rules(config: Section) -> list[Rule]:
 def _entry_rule(config: Section, key: str, entry: str, scheme: QuantScheme | None) -> Rule:
     if entry.startswith("re:"):
         return make_rule(config, key, MatcherKind.REGEX, entry.removeprefix("re:"), scheme)
-    wild = any(char in entry for char in "*?[")
-    kind = MatcherKind.GLOB if wild else MatcherKind.NAME
+    kind = MatcherKind.GLOB if _WILDCARDS & set(entry) else MatcherKind.NAME
     return make_rule(config, key, kind, entry, scheme)
 
 
