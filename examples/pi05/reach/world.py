@@ -87,7 +87,7 @@ class Pointer:
 
 def limit_norm(vector: Tensor, limit: float) -> Tensor:
     """Shorten the vectors [..., 2] that are longer than `limit`, keeping their direction."""
-    length = vector.norm(dim=-1, keepdim=True)
+    length = torch.hypot(vector[..., :1], vector[..., 1:])
     return vector * (limit / length.clamp_min(limit))
 
 
