@@ -2,6 +2,7 @@
 # requires-python = "==3.12.*"
 # dependencies = [
 #     "lerobot[pi]==0.6.1",
+#     "protobuf==7.36.2",
 #     "sentencepiece==0.2.3",
 #     "tokenizers==0.22.2",
 #     "torch==2.11.0",

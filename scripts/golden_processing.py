@@ -10,10 +10,10 @@ from unittest import mock
 import numpy as np
 import torch
 from golden_policies import ACTION_DIM, CAMERAS, CHUNK_SIZE, STATE_DIM, build_config
+from lerobot_tiny import IMAGE_PREFIX, lerobot_observation
 from safetensors.torch import save_file
 from torch import Tensor
 
-IMAGE_PREFIX = "observation.images."
 QUANTILES = {"q01": -2.0, "q10": -1.0, "q50": 0.25, "q90": 1.5, "q99": 2.5}
 
 
@@ -99,7 +99,7 @@ def write_processing(policy: Any, directory: Path) -> None:
     for name, case in OBSERVATIONS.items():
         raw = _raw_observation(case, generator)
         tensors |= {f"{name}.{key}": value.clone() for key, value in raw.items()}
-        processed = preprocessor(_lerobot_observation(raw, case.task))
+        processed = preprocessor(lerobot_observation(raw, case.task))
         tensors |= {f"{name}.{k}": v for k, v in _model_side(policy, processed).items()}
         texts[name] = {"task": case.task, "prompt": processed["task"][0]}
         actions = torch.randn(1, CHUNK_SIZE, ACTION_DIM, generator=generator)
@@ -114,18 +114,6 @@ def _raw_observation(case: ObservationCase, generator: torch.Generator) -> dict[
         for camera, size in case.image_sizes.items()
     }
     return {**images, "state": torch.tensor(case.state)}
-
-
-def _lerobot_observation(raw: dict[str, Tensor], task: str) -> dict[str, Any]:
-    from lerobot.policies.utils import prepare_observation_for_inference
-
-    arrays = {
-        f"observation.{name.replace('image.', 'images.')}": value.numpy()
-        for name, value in raw.items()
-    }
-    observation = prepare_observation_for_inference(arrays, torch.device("cpu"), task=task)
-    observation.pop("robot_type")
-    return observation
 
 
 def _model_side(policy: Any, processed: dict[str, Any]) -> dict[str, Tensor]:

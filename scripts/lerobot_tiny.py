@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 FAMILIES = ("pi05", "pi0")
 SIDECAR_NAME = "phyai_config.json"
+IMAGE_PREFIX = "observation.images."
 PUBLISHED_VISION_WIDTH, PUBLISHED_VISION_HEADS = 1152, 16
 
 type Shapes = Mapping[str, tuple[int, ...]]
@@ -207,3 +208,24 @@ def policy_class(family: str) -> Any:
     from lerobot.policies.factory import get_policy_class
 
     return get_policy_class(family)
+
+
+def lerobot_observation(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """Return a raw observation as LeRobot prepares it for its preprocessor, with a batch of one.
+
+    Args:
+        raw: tensors ``image.<camera>`` uint8 ``[H, W, 3]`` and ``state`` float32 ``[state_dim]``.
+        task: the instruction.
+    """
+    import torch
+    from lerobot.policies.utils import prepare_observation_for_inference
+
+    arrays = {
+        IMAGE_PREFIX + name.removeprefix("image.")
+        if name.startswith("image.")
+        else f"observation.{name}": value.numpy()
+        for name, value in raw.items()
+    }
+    observation = prepare_observation_for_inference(arrays, torch.device("cpu"), task=task)
+    observation.pop("robot_type")
+    return observation
