@@ -1,0 +1,130 @@
+"""The sampler against LeRobot's, on tiny random policies with fixed noise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from phyai.models.pi05.savings import Savings
+
+FP32_TOLERANCE = 1e-5
+BF16_COSINE = 0.9995
+BF16_ERROR_RATIO = 1.5
+
+FAMILIES = ("pi05", "pi0")
+STEPS = {
+    "single": (1, 4, 10),
+    "ragged": (1, 10),
+    "last_camera_missing": (10,),
+    "middle_camera_missing": (10,),
+    "mixed_cameras": (10,),
+}
+CASES = [(group, steps) for group, counts in STEPS.items() for steps in counts]
+SAVINGS = {
+    "none": Savings.none(),
+    "absent_cameras_masked": replace(Savings.all(), drop_absent_cameras=False),
+    "prompt_not_packed": replace(Savings.all(), pack_prompt=False),
+    "full_last_layer": replace(Savings.all(), lean_last_layer=False),
+    "modulation_per_step": replace(Savings.all(), precompute_modulation=False),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("group", "steps"), CASES, ids=[f"{g}-{s}steps" for g, s in CASES])
+def test_fp32_actions_equal_lerobots(golden, load_model, family, group, steps):
+    case = golden(family)
+    actions = load_model(family).sample_actions(
+        case.inputs(group), noise=case.noise(group), num_steps=steps
+    )
+    assert actions.dtype == torch.float32
+    torch.testing.assert_close(actions, case.actions(group, steps), atol=FP32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("savings", SAVINGS)
+def test_savings_change_only_rounding(golden, load_model, family, savings):
+    case = golden(family)
+    model = load_model(family, savings=SAVINGS[savings])
+    for group in STEPS:
+        actions = model.sample_actions(case.inputs(group), noise=case.noise(group))
+        torch.testing.assert_close(actions, case.actions(group), atol=FP32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("savings", ["all", *SAVINGS])
+def test_absent_images_and_padding_are_never_seen(golden, load_model, family, savings):
+    case = golden(family)
+    model = load_model(family, savings=SAVINGS.get(savings))
+    inputs = case.inputs("mixed_cameras")
+    images, tokens = inputs.images.clone(), inputs.tokens.clone()
+    images[~inputs.image_mask] = 123.0 if savings != "all" else torch.nan
+    tokens[~inputs.token_mask] = 77
+    garbled = replace(inputs, images=images, tokens=tokens)
+    noise = case.noise("mixed_cameras")
+    assert torch.equal(
+        model.sample_actions(garbled, noise=noise), model.sample_actions(inputs, noise=noise)
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pack", [True, False], ids=["packed", "padded"])
+def test_more_padding_does_not_matter(golden, load_model, family, pack):
+    case = golden(family)
+    model = load_model(family, savings=replace(Savings.all(), pack_prompt=pack))
+    inputs = case.inputs("ragged")
+    wider = replace(
+        inputs,
+        tokens=torch.nn.functional.pad(inputs.tokens, (0, 3)),
+        token_mask=torch.nn.functional.pad(inputs.token_mask, (0, 3)),
+    )
+    actions = model.sample_actions(wider, noise=case.noise("ragged"))
+    torch.testing.assert_close(actions, case.actions("ragged"), atol=FP32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_of_a_batch_do_not_mix(golden, load_model, family):
+    case, model = golden(family), load_model(family)
+    inputs, noise = case.inputs("mixed_cameras"), case.noise("mixed_cameras")
+    for row in range(len(noise)):
+        one = slice(row, row + 1)
+        alone = replace(
+            inputs,
+            images=inputs.images[one],
+            image_mask=inputs.image_mask[one],
+            tokens=inputs.tokens[one],
+            token_mask=inputs.token_mask[one],
+            state=inputs.state[one],
+            prompts=inputs.prompts[one],
+        )
+        torch.testing.assert_close(
+            model.sample_actions(alone, noise=noise[one]),
+            case.actions("mixed_cameras")[one],
+            atol=FP32_TOLERANCE,
+            rtol=0,
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_noise_of_the_caller_is_not_changed(golden, load_model, family):
+    case = golden(family)
+    noise = case.noise("single").clone()
+    load_model(family).sample_actions(case.inputs("single"), noise=noise, num_steps=1)
+    assert torch.equal(noise, case.noise("single"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_is_as_close_to_fp32_as_lerobots_bf16(golden, load_model, family):
+    case, model = golden(family), load_model(family, torch.bfloat16)
+    ours, theirs = [], []
+    for group, steps in CASES:
+        exact = case.actions(group, steps)
+        actions = model.sample_actions(case.inputs(group), noise=case.noise(group), num_steps=steps)
+        assert actions.dtype == torch.float32
+        cosine = cosine_similarity(actions.flatten(1), exact.flatten(1))
+        assert cosine.min() >= BF16_COSINE, f"{group}, {steps} steps: cosine {cosine.tolist()}"
+        ours.append((actions - exact).flatten())
+        theirs.append((case.actions(group, steps, bf16=True) - exact).flatten())
+    our_error, their_error = torch.cat(ours), torch.cat(theirs)
+    assert our_error.square().mean() <= (BF16_ERROR_RATIO**2) * their_error.square().mean()
+    assert our_error.abs().max() <= BF16_ERROR_RATIO * their_error.abs().max()
