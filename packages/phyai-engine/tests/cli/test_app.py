@@ -1,0 +1,147 @@
+"""Exit codes, help, and what the command line loads."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from phyai.cli import app as application
+from phyai.cli import main
+
+PYTHON = Path(sys.executable)
+COMMANDS = [
+    ["run"],
+    ["run", "pi05"],
+    ["eval"],
+    ["eval", "reach"],
+    ["explain"],
+    ["inspect"],
+    ["doctor"],
+    ["policy"],
+    ["policy", "check"],
+    ["policy", "show"],
+]
+
+
+def test_help_lists_every_command(phyai):
+    result = phyai("--help")
+    assert result.code == 0
+    for name in ("run", "eval", "explain", "inspect", "doctor", "policy"):
+        assert f"│ {name} " in result.out
+    assert "Exit codes" in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(phyai, command):
+    result = phyai(*command, "--help")
+    assert result.code == 0
+    assert "Usage: phyai " + " ".join(command) in result.out
+    assert result.err == ""
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["eval"], ["policy"]], ids=str)
+def test_a_group_alone_shows_its_help_and_is_a_usage_error(phyai, command):
+    result = phyai(*command)
+    assert result.code == 2
+    assert "Commands" in result.out
+    assert "error:" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["walk"], "No such command 'walk'"),
+        (["doctor", "--loud"], "No such option: --loud"),
+        (["run", "pi05"], "Missing option '--checkpoint'"),
+        (["policy", "check"], "Missing argument 'FILE'"),
+        (["eval", "reach", "--episodes", "0"], "Invalid value for '--episodes'"),
+        (["explain", "--dtype", "fp64", "--op", "gemm"], "'fp64' is not one of"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_wrong_command_line_is_exit_code_two_with_a_hint(phyai, command, words):
+    result = phyai(*command)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert words in result.err
+    assert "--help` lists what the command takes" in result.err
+
+
+def test_a_failing_command_with_json_still_prints_one_document(phyai, tmp_path):
+    result = phyai("inspect", tmp_path / "nowhere", "--json")
+    assert result.code == 1
+    assert set(result.json) == {"error", "hint"}
+    assert str(tmp_path / "nowhere") in result.json["error"]
+    assert result.json["error"] in result.err
+
+
+def test_the_version_is_printed(phyai):
+    result = phyai("--version")
+    assert result.code == 0
+    assert result.out.startswith("phyai 0.")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch):
+    def broken(**_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(application, "app", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["doctor"])
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(application, "app", interrupted)
+    assert main(["doctor"]) == 130
+
+
+def run_python(*argv: str, **options) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [PYTHON, *argv], capture_output=True, text=True, env=environment, check=False, **options
+    )
+
+
+def test_help_loads_no_tensor_library_and_is_fast():
+    code = (
+        "import sys\n"
+        "from phyai.cli import main\n"
+        "assert main(['--help']) == 0\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'PIL', 'phyai_quant', 'ruamel'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = run_python("-c", code)
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0
+        assert done.stderr.strip() == "[]"
+    # 0.3 s on an idle machine; the bound leaves room for a busy one.
+    assert min(times) < 1.5
+
+
+def test_python_m_phyai_is_the_same_program():
+    done = run_python("-m", "phyai", "walk")
+    assert done.returncode == 2
+    assert "No such command 'walk'" in done.stderr
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback():
+    code = "import sys; from phyai.cli import main; sys.exit(main(['--help']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [PYTHON, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
