@@ -13,7 +13,7 @@ from phyai.models.pi05 import keys
 from phyai.models.pi05.config import SIDECAR, PI05Config
 from reach.chunks import ACTION_STEPS
 from reach.normalisation import ACTION, STATE, Statistics
-from reach.sizes import tensor_shapes
+from reach.sizes import EMBEDDING, tensor_shapes
 from reach.tokenizer import save_tokenizer
 
 PREPROCESSOR_STATE = "policy_preprocessor_step_3_normalizer_processor.safetensors"
@@ -52,7 +52,7 @@ def export_checkpoint(
     }
     directory.mkdir(parents=True, exist_ok=True)
     alias = f"model.{keys.LANGUAGE}.embed_tokens.weight"
-    metadata = {"format": "pt", alias: f"model.{keys.EMBEDDING[0]}"}
+    metadata = {"format": "pt", alias: f"model.{EMBEDDING}"}
     save_file(stored, directory / "model.safetensors", metadata=metadata)
     state = {name: value.float().contiguous() for name, value in statistics.tensors().items()}
     save_file(state, directory / PREPROCESSOR_STATE)

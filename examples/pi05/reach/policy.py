@@ -17,7 +17,7 @@ from phyai.processing.inputs import ModelInputs
 from reach.batched import BatchPolicy
 from reach.data import ObservationBatch
 from reach.normalisation import Statistics, denormalise
-from reach.sizes import tensor_shapes
+from reach.sizes import EMBEDDING, tensor_shapes
 
 _RESIDUAL_OUTPUTS = ("o_proj", "down_proj", "out_proj", "fc2")
 _POSITION_STD = 0.2
@@ -92,7 +92,7 @@ def checkpoint_tensors(model: PI05Model) -> dict[str, Tensor]:
         elif isinstance(module, RMSNorm):
             tensors[f"{module.prefix}.weight"] = module.weight
         elif isinstance(module, Embedding):
-            tensors[keys.EMBEDDING[0]] = module.weight
+            tensors[EMBEDDING] = module.weight
         elif isinstance(module, PatchEmbedding):
             tensors[f"{module.prefix}.position_embedding.weight"] = module.position
     shapes = tensor_shapes(model.config)

@@ -11,6 +11,8 @@ from reach.tokenizer import MAX_LENGTH, build_tokenizer
 
 STATE_DIM = 4
 ACTION_DIM = 2
+EMBEDDING = f"{keys.PALIGEMMA}.lm_head.weight"
+"""The one name under which the embedding is stored; LeRobot copies it to its second place."""
 _PATCH = 14
 
 
@@ -55,12 +57,12 @@ def reach_config() -> PI05Config:
 def tensor_shapes(config: PI05Config) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a checkpoint, without LeRobot's leading ``model.``.
 
-    The embedding is stored once, as ``paligemma.lm_head.weight``.
+    The embedding is stored once, under `EMBEDDING`.
     """
     language, expert = config.language, config.expert
     shapes = _vision_shapes(config.vision)
     shapes |= _linear(keys.PROJECTOR, config.vision.width, language.width)
-    shapes[keys.EMBEDDING[0]] = (language.vocab, language.width)
+    shapes[EMBEDDING] = (language.vocab, language.width)
     shapes |= _decoder_shapes(keys.LANGUAGE, language, adaptive=False)
     shapes |= _decoder_shapes(keys.EXPERT, expert, adaptive=True)
     shapes |= _linear("action_in_proj", config.max_action_dim, expert.width)
