@@ -1,0 +1,148 @@
+"""Attention without a cache, on padded batches ``[B, S, heads, head_dim]``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.facts import FactKind, Facts
+from phyai.dispatch.leaves import eq, family_in, is_none, is_set, one_of
+from phyai.dispatch.opspec import Impl, OpSpec, Priority
+from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
+from phyai.kernels.conditions import FLASHINFER, half, returns
+
+HEAD_DIMS = (64, 128, 256)
+HOPPER = family_in("sm9")
+BLACKWELL = family_in("sm10", "sm11")
+
+BACKENDS: dict[str, Predicate] = {
+    "fa2": ALWAYS,
+    "fa3": HOPPER,
+    "cudnn": ALWAYS,
+    "cutlass": BLACKWELL,
+    "cute-dsl": ALWAYS,
+}
+"""FlashInfer's kernels for ragged batches and what they need beyond the common condition."""
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
+    batch, rows, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1:3]
+    grouped = q.float().view(batch, rows, kv_heads, heads // kv_heads, head_dim)
+    logits = torch.einsum("bqhgd,bkhd->bhgqk", grouped, k.float()) * scale
+    if causal:
+        # The last query sees the last key.
+        order = torch.arange(keys, device=q.device) - (keys - rows)
+        future = order > torch.arange(rows, device=q.device).unsqueeze(-1)
+        logits = logits.masked_fill(future, float("-inf"))
+    weights = logits.softmax(dim=-1)
+    out = torch.einsum("bhgqk,bkhd->bqhgd", weights, v.float())
+    return out.reshape(q.shape).to(q.dtype)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
+    if causal and q.shape[1] != k.shape[1]:
+        return _attention(q, k, v, scale=scale, causal=True)
+    out = functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        scale=scale,
+        is_causal=causal,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def _flashinfer(backend: str) -> Callable[..., Any]:
+    def prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
+        from phyai.kernels.flashinfer_attention import ragged_runner
+
+        return ragged_runner(params.get("prefill_backend", backend))
+
+    return prepare
+
+
+def check_backend(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], None]:
+    """Makes the check of the param ``prefill_backend``."""
+
+    def check(params: Mapping[str, Any]) -> None:
+        name = params.get("prefill_backend", "auto")
+        if name not in names:
+            raise ValueError(f"prefill_backend is {name!r}; allowed: {', '.join(names)}")
+
+    return check
+
+
+def populate(catalog: Catalog) -> None:
+    """Declares ``attention`` and its rows."""
+    catalog.register_op(
+        OpSpec(
+            name="attention",
+            dims=("tokens", "heads", "kv_heads", "head_dim"),
+            optional_dims=("kv_tokens",),
+            dtypes=("input",),
+            optional_dtypes=("key", "value"),
+            attributes={"layout": FactKind.STR, "causal": FactKind.BOOL},
+            optional_attributes={
+                "layer_id": FactKind.INT,
+                "sliding_window": FactKind.INT,
+                "logits_soft_cap": FactKind.ANY,
+                "mask_kind": FactKind.STR,
+                "masked": FactKind.BOOL,
+            },
+            signature="(q, k, v, *, scale, causal=False) -> Tensor",
+            doc=(
+                "softmax(q k^T * scale) v; q [B, S, heads, head_dim], k and v "
+                "[B, S2, kv_heads, head_dim]; heads is a multiple of kv_heads. Causal aligns the "
+                "last query with the last key."
+            ),
+        )
+    )
+    padded = eq("attrs.layout", "padded", FactKind.STR)
+    # The calling convention has no mask, window or cap.
+    plain = all_of(
+        is_none("attrs.sliding_window"),
+        is_none("attrs.logits_soft_cap"),
+        one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
+    )
+    flashinfer = all_of(
+        FLASHINFER,
+        padded,
+        one_of("shape.head_dim", *HEAD_DIMS),
+        half("input", "key", "value"),
+        plain,
+    )
+    names = ("auto", *BACKENDS)
+    for backend in names:
+        variant = BACKENDS.get(backend, ALWAYS)
+        suffix, offset = ("", 2) if backend == "auto" else (f".{backend}", 1)
+        catalog.register(
+            Impl(
+                kernel_id=f"flashinfer.attention{suffix}",
+                op="attention",
+                when=flashinfer if variant is ALWAYS else all_of(flashinfer, variant),
+                prepare=_flashinfer(backend),
+                priority=Priority.OPTIMIZED + offset,
+                accepts=("prefill_backend",),
+                check_params=check_backend(names),
+                metadata={"package": "flashinfer-python"},
+            )
+        )
+    for kernel_id, function, priority in (
+        ("sdpa.attention", _sdpa, Priority.OPTIMIZED),
+        ("eager.attention", _attention, Priority.REFERENCE),
+    ):
+        catalog.register(
+            Impl(
+                kernel_id=kernel_id,
+                op="attention",
+                when=all_of(padded, is_set("dtype.input"), plain),
+                prepare=returns(function),
+                priority=priority,
+                reference=priority == Priority.REFERENCE,
+            )
+        )

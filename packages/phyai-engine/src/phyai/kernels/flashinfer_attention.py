@@ -1,0 +1,158 @@
+"""FlashInfer's planned attention: one wrapper per plan, planned once and run by every layer.
+
+Planning copies to the host and must happen before CUDA-graph capture; running is capturable. A
+captured graph reads the wrapper's buffers, so whoever owns the graph must keep its plan alive.
+"""
+
+import weakref
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from phyai.runtime.paged import PagedPlan
+
+_WORKSPACE_BYTES = 128 * 2**20
+
+
+def _workspace(device: torch.device) -> Tensor:
+    # FlashInfer asks for a workspace that is zero at first use.
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def _host_index(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def _refuse_capture(what: str) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"flashinfer attention must plan this {what} before CUDA-graph capture; run the same "
+            "call once eagerly, with the same plan object, and capture then"
+        )
+
+
+class PagedRunner:
+    """Calls ``BatchPrefillWithPagedKVCacheWrapper`` with page layout NHD.
+
+    Args:
+        backend: FlashInfer's backend name, such as ``auto`` or ``fa2``.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._planned: dict[int, dict[Any, Any]] = {}
+        self._free: dict[torch.device, list[Any]] = {}
+
+    def __call__(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: "PagedPlan", *, scale: float
+    ) -> Tensor:
+        """Runs the operation ``attention_paged``; see its signature."""
+        key = (q.shape[1:], k_pages.shape[1:], q.dtype, k_pages.dtype, scale, q.device)
+        planned = self._planned.get(id(plan))
+        wrapper = planned.get(key) if planned is not None else None
+        if wrapper is None:
+            wrapper = self._plan(q, k_pages, plan, scale)
+            self._planned[id(plan)][key] = wrapper
+        return wrapper.run(q, (k_pages, v_pages))
+
+    def _plan(self, q: Tensor, k_pages: Tensor, plan: "PagedPlan", scale: float) -> Any:
+        _refuse_capture("paged plan")
+        if id(plan) not in self._planned:
+            self._planned[id(plan)] = {}
+            weakref.finalize(plan, self._release, id(plan), q.device)
+        free = self._free.setdefault(q.device, [])
+        wrapper = free.pop() if free else self._new_wrapper(q.device)
+        page = plan.page_size
+        pages = tuple(-(-keys // page) for keys in plan.kv_lens)
+        last = [keys - (n - 1) * page for keys, n in zip(plan.kv_lens, pages, strict=True)]
+        wrapper.plan(
+            _host_index(plan.qo_lens),
+            _host_index(pages),
+            plan.kv_indices,
+            torch.tensor(last, dtype=torch.int32),
+            q.shape[1],
+            k_pages.shape[2],
+            q.shape[2],
+            page,
+            causal=False,
+            sm_scale=scale,
+            q_data_type=q.dtype,
+            kv_data_type=k_pages.dtype,
+        )
+        return wrapper
+
+    def _new_wrapper(self, device: torch.device) -> Any:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        return BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend=self.backend)
+
+    def _release(self, plan_id: int, device: torch.device) -> None:
+        """Keeps the wrappers of a dead plan for the next one."""
+        self._free[device].extend(self._planned.pop(plan_id, {}).values())
+
+
+class RaggedRunner:
+    """Calls ``BatchPrefillWithRaggedKVCacheWrapper`` on batches of equal lengths.
+
+    Wrappers are kept for the life of the process, one per shape, because captured graphs read
+    their buffers.
+
+    Args:
+        backend: FlashInfer's backend name.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._planned: dict[Any, Any] = {}
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False
+    ) -> Tensor:
+        """Runs the operation ``attention``; see its signature."""
+        key = (q.shape, k.shape, q.dtype, k.dtype, scale, causal, q.device)
+        wrapper = self._planned.get(key)
+        if wrapper is None:
+            wrapper = self._planned[key] = self._plan(q, k, scale, causal)
+        out = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+        return out.view(q.shape)
+
+    def _plan(self, q: Tensor, k: Tensor, scale: float, causal: bool) -> Any:
+        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+        _refuse_capture("shape")
+        wrapper = BatchPrefillWithRaggedKVCacheWrapper(
+            _workspace(q.device), "NHD", backend=self.backend
+        )
+        batch = q.shape[0]
+        wrapper.plan(
+            _host_index((q.shape[1],) * batch).to(q.device),
+            _host_index((k.shape[1],) * batch).to(q.device),
+            q.shape[2],
+            k.shape[2],
+            q.shape[3],
+            causal=causal,
+            sm_scale=scale,
+            q_data_type=q.dtype,
+            kv_data_type=k.dtype,
+        )
+        return wrapper
+
+
+@lru_cache(maxsize=16)
+def paged_runner(backend: str) -> PagedRunner:
+    """Returns the process's paged runner of a backend, shared by all layers."""
+    import flashinfer  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    return PagedRunner(backend)
+
+
+@lru_cache(maxsize=16)
+def ragged_runner(backend: str) -> RaggedRunner:
+    """Returns the process's ragged runner of a backend, shared by all layers."""
+    import flashinfer  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    return RaggedRunner(backend)

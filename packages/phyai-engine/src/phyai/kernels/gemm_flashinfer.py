@@ -1,0 +1,144 @@
+"""FlashInfer's matrix products: dense bf16, FP8 with block scales, NVFP4."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.facts import Facts
+from phyai.dispatch.leaves import at_least, divisible, eq, is_none, one_of
+from phyai.dispatch.opspec import Impl, Priority
+from phyai.dispatch.predicate import all_of
+from phyai.kernels.conditions import FLASHINFER
+
+_FP8_MAX = 448.0
+_FP4_MAX = 6.0
+_SCALE_FLOOR = 1e-12
+
+Gemm = Callable[[Any, Tensor, Tensor | None], Tensor]
+
+
+def _flat(kernel: Callable[[Any, Tensor], Tensor]) -> Gemm:
+    """Wraps a product of 2-D rows: flattens, restores leading dims, adds the bias."""
+
+    def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        n = layer.weight.shape[0]
+        out = kernel(layer, rows.contiguous()) if rows.shape[0] else x.new_zeros((0, n))
+        if bias is not None:
+            out = out + bias
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    return run
+
+
+def _prepare_bf16(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
+    from flashinfer import mm_bf16
+
+    def product(layer: Any, rows: Tensor) -> Tensor:
+        return mm_bf16(rows, layer.weight.t())
+
+    return _flat(product)
+
+
+def _quantize_blocks(rows: Tensor, block_k: int) -> tuple[Tensor, Tensor]:
+    """Returns e4m3 codes [M, K] and fp32 scales [M, K / block_k], one per token and K block."""
+    blocks = rows.float().view(rows.shape[0], -1, block_k)
+    scale = (blocks.abs().amax(-1) / _FP8_MAX).clamp_min(_SCALE_FLOOR)
+    codes = (blocks / scale.unsqueeze(-1)).clamp(-_FP8_MAX, _FP8_MAX)
+    return codes.to(torch.float8_e4m3fn).view(rows.shape), scale
+
+
+def _prepare_fp8_block(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
+    from flashinfer.gemm import gemm_fp8_nt_groupwise
+
+    def product(layer: Any, rows: Tensor) -> Tensor:
+        block_n, block_k = layer.spec.physical_signature.block_shape
+        codes, scale = _quantize_blocks(rows, block_k)
+        return gemm_fp8_nt_groupwise(
+            codes,
+            layer.weight,
+            scale,
+            layer.weight_scale,
+            scale_major_mode="K",
+            scale_granularity_mnk=(1, block_n, block_k),
+            out_dtype=rows.dtype,
+        )
+
+    return _flat(product)
+
+
+def _prepare_nvfp4(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
+    from flashinfer.gemm import mm_fp4
+    from flashinfer.quantization import fp4_quantization as fp4
+
+    def product(layer: Any, rows: Tensor) -> Tensor:
+        amax = rows.abs().amax().float().clamp_min(_SCALE_FLOOR)
+        global_scale = _FP8_MAX * _FP4_MAX / amax
+        layout = fp4.SfLayout.layout_128x4
+        codes, scale = fp4.nvfp4_quantize(rows, global_scale, sfLayout=layout)[:2]
+        return mm_fp4(
+            codes,
+            layer.weight.t(),
+            scale,
+            layer.weight_scale.t(),
+            alpha=layer.weight_scale_2 / global_scale,
+            out_dtype=rows.dtype,
+        )
+
+    return _flat(product)
+
+
+def register(catalog: Catalog) -> None:
+    """Adds the ``flashinfer.gemm.*`` rows."""
+    rows = (
+        (
+            "bf16",
+            Priority.OPTIMIZED + 2,
+            _prepare_bf16,
+            (
+                eq("quant.format", "bf16"),
+                at_least("sm80"),
+                eq("dtype.input", "bf16"),
+                one_of("dtype.weight", None, "bf16"),
+            ),
+        ),
+        (
+            "fp8_block",
+            Priority.SPECIALIZED,
+            _prepare_fp8_block,
+            (
+                eq("quant.format", "fp8_e4m3"),
+                is_none("quant.layout"),
+                eq("quant.granularity", "block"),
+                at_least("sm100"),
+                eq("quant.block_k", 128),
+                divisible("shape.K", 128),
+            ),
+        ),
+        (
+            "nvfp4_128x4",
+            Priority.SPECIALIZED,
+            _prepare_nvfp4,
+            (
+                eq("quant.format", "nvfp4"),
+                eq("quant.layout", "128x4"),
+                eq("quant.block_k", 16),
+                at_least("sm100"),
+                divisible("shape.K", 16),
+            ),
+        ),
+    )
+    for name, priority, prepare, conditions in rows:
+        catalog.register(
+            Impl(
+                kernel_id=f"flashinfer.gemm.{name}",
+                op="gemm",
+                when=all_of(FLASHINFER, *conditions),
+                prepare=prepare,
+                priority=priority,
+                metadata={"package": "flashinfer-python"},
+            )
+        )

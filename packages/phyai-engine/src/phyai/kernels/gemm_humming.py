@@ -1,0 +1,164 @@
+"""Humming's matrix products with packed INT4, INT8, FP8, MXFP4 and NVFP4 weights.
+
+A layer must have been prepared for Humming when its weights were loaded: it then holds
+``humming_config`` and packed tensors. Choosing a row does not convert weights.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.facts import Facts
+from phyai.dispatch.leaves import at_least, divisible, eq, lib, one_of, same
+from phyai.dispatch.opspec import Impl, Priority
+from phyai.dispatch.predicate import Predicate, all_of, any_of
+from phyai.kernels.conditions import NVIDIA
+
+_LOCKS = 4096
+_COMPUTE_FLAGS = ("use_f16_accum", "use_batch_invariant", "use_m_major_input_scale")
+_FORMAT, _ACTIVATION = "quant.format", "quant.fields.activation"
+
+_HUMMING = all_of(
+    NVIDIA,
+    eq("quant.layout", "humming"),
+    same("dtype.input", "dtype.output"),
+    any_of(
+        all_of(eq("dtype.input", "fp16"), at_least("sm75")),
+        all_of(eq("dtype.input", "bf16"), at_least("sm80")),
+    ),
+    divisible("shape.N", 64),
+    divisible("shape.K", 32),
+    lib("humming"),
+)
+_A16 = eq(_ACTIVATION, "a16")
+_A8 = all_of(
+    any_of(
+        eq(_ACTIVATION, "int8"),
+        all_of(one_of(_ACTIVATION, "fp8_e4m3", "fp8_e5m2"), at_least("sm89")),
+    ),
+    divisible("shape.K", 64),
+)
+
+_ROWS: dict[str, Predicate] = {
+    "w4a16": all_of(eq(_FORMAT, "int4"), _A16),
+    "w8a16": all_of(eq(_FORMAT, "int8"), _A16),
+    "fp8_a16": all_of(one_of(_FORMAT, "fp8_e4m3", "fp8_e5m2"), _A16),
+    "mxfp4_a16": all_of(eq(_FORMAT, "mxfp4"), _A16, eq("dtype.output", "bf16")),
+    "nvfp4_a16": all_of(eq(_FORMAT, "nvfp4"), _A16),
+    "fp8_a8": all_of(
+        any_of(
+            all_of(eq(_FORMAT, "fp8_e4m3"), eq(_ACTIVATION, "fp8_e4m3")),
+            all_of(
+                eq(_FORMAT, "fp8_e5m2"), eq(_ACTIVATION, "fp8_e5m2"), eq("dtype.output", "bf16")
+            ),
+        ),
+        _A8,
+    ),
+    "int8_a8": all_of(eq(_FORMAT, "int8"), eq(_ACTIVATION, "int8"), _A8),
+    "int4_a8": all_of(eq(_FORMAT, "int4"), one_of(_ACTIVATION, "int8", "fp8_e4m3"), _A8),
+}
+
+
+def _check_params(params: Mapping[str, Any]) -> None:
+    """Checks ``compute_config`` and ``tuning_config``."""
+    compute = params.get("compute_config", {})
+    if not isinstance(compute, Mapping):
+        raise TypeError(f"compute_config must be a mapping, got {compute!r}")
+    for name, value in compute.items():
+        if name == "gemm_type":
+            if value != "dense":
+                raise ValueError(f"gemm_type is {value!r}; allowed: dense")
+        elif name not in _COMPUTE_FLAGS:
+            allowed = ", ".join(("gemm_type", *_COMPUTE_FLAGS))
+            raise ValueError(f"compute_config has unknown key {name!r}; allowed: {allowed}")
+        elif not isinstance(value, bool):
+            raise TypeError(f"compute_config {name} must be true or false, got {value!r}")
+    tuning = params.get("tuning_config", {})
+    if isinstance(tuning, Mapping):
+        return
+    entries = tuning if isinstance(tuning, list | tuple) else [tuning]
+    for entry in entries:
+        is_range = isinstance(entry, list | tuple) and len(entry) == 3
+        if not is_range or not isinstance(entry[2], Mapping):
+            raise TypeError(
+                f"tuning_config must be a mapping or a list of [low, high, mapping], got {entry!r}"
+            )
+        if not all(type(bound) is int and bound >= 0 for bound in entry[:2]):
+            raise TypeError(f"tuning_config bounds must be non-negative integers, got {entry!r}")
+
+
+def _config_of(layer: Any) -> Any:
+    config = getattr(layer, "humming_config", None)
+    if config is None:
+        name = getattr(layer, "prefix", "") or type(layer).__name__
+        raise RuntimeError(
+            f"layer {name!r} has no humming_config: its weights were not prepared for Humming; "
+            "quantize it while loading, with the quantization section of a kernel policy"
+        )
+    return config
+
+
+class _Locks:
+    """Zeroed int32 locks: one buffer per layer, device and stream; a fresh one under capture."""
+
+    def get(self, layer: Any, device: torch.device) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(_LOCKS, dtype=torch.int32, device=device)
+        buffers = layer.__dict__.setdefault("_humming_locks", {})
+        key = (device, torch.cuda.current_stream(device).cuda_stream)
+        if key not in buffers:
+            buffers[key] = torch.zeros(_LOCKS, dtype=torch.int32, device=device)
+        return buffers[key]
+
+
+def _prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:
+    from humming.forward import humming_forward
+
+    # Humming looks kernels up by text, so dicts would be serialized at every call.
+    compute = json.dumps({"gemm_type": "dense", **params.get("compute_config", {})})
+    tuning = params.get("tuning_config")
+    tuning_text = None if tuning is None else json.dumps(tuning)
+    locks = _Locks()
+
+    def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        config = _config_of(layer)
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if rows.shape[0] == 0:
+            return x.new_zeros((*x.shape[:-1], facts["shape.N"]))
+        out = humming_forward(
+            config,
+            inputs=rows,
+            weight=layer.weight,
+            weight_scale=getattr(layer, "weight_scale", None),
+            weight_scale_2=getattr(layer, "weight_scale_2", None),
+            zero_point=getattr(layer, "zero_point", None),
+            locks=locks.get(layer, x.device),
+            compute_config=compute,
+            tuning_config=tuning_text,
+        )
+        if bias is not None:
+            out = out + bias
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    return run
+
+
+def register(catalog: Catalog) -> None:
+    """Adds the ``humming.gemm.*`` rows."""
+    for name, condition in _ROWS.items():
+        catalog.register(
+            Impl(
+                kernel_id=f"humming.gemm.{name}",
+                op="gemm",
+                when=all_of(_HUMMING, condition),
+                prepare=_prepare,
+                priority=Priority.SPECIALIZED,
+                accepts=("compute_config", "tuning_config"),
+                check_params=_check_params,
+                metadata={"package": "humming-kernels"},
+            )
+        )

@@ -1,0 +1,82 @@
+"""Rotary position embedding with half-split pairs ``(i, i + rotary_dim / 2)``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.facts import FactKind, Facts
+from phyai.dispatch.leaves import eq, is_set, same
+from phyai.dispatch.opspec import Impl, OpSpec, Priority
+from phyai.dispatch.predicate import all_of
+from phyai.kernels.conditions import FLASHINFER, half, returns
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    width = 2 * cos.shape[-1]
+    first, second = x[..., :width].float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., width:]), dim=-1)
+
+
+def _rope(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos_sin_cache[positions].float().unsqueeze(-2).chunk(2, dim=-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _flashinfer_rope(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
+    from flashinfer.rope import apply_rope_with_cos_sin_cache
+
+    def run(
+        positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        head_dim = q.shape[-1]
+        query, key = apply_rope_with_cos_sin_cache(
+            positions, q.flatten(-2), k.flatten(-2), head_dim, cos_sin_cache, is_neox=True
+        )
+        return query.view(q.shape), key.view(k.shape)
+
+    return run
+
+
+def populate(catalog: Catalog) -> None:
+    """Declares ``rope`` and its rows."""
+    catalog.register_op(
+        OpSpec(
+            name="rope",
+            dims=("tokens", "head_dim", "rotary_dim", "heads_q", "heads_k"),
+            dtypes=("input",),
+            attributes={"rope_type": FactKind.STR, "interleave": FactKind.BOOL},
+            optional_attributes={"rank": FactKind.INT},
+            signature="(positions, q, k, cos_sin_cache) -> (q, k)",
+            doc=(
+                "positions [T]; q [T, heads_q, head_dim]; k [T, heads_k, head_dim]; cache fp32 "
+                "[max_pos, rotary_dim], cosines then sines. Dims past rotary_dim are unchanged."
+            ),
+        )
+    )
+    pairs = eq("attrs.interleave", False, FactKind.BOOL)
+    catalog.register(
+        Impl(
+            kernel_id="flashinfer.rope",
+            op="rope",
+            when=all_of(
+                FLASHINFER, half("input"), pairs, same("shape.rotary_dim", "shape.head_dim")
+            ),
+            prepare=_flashinfer_rope,
+            priority=Priority.OPTIMIZED + 2,
+            metadata={"package": "flashinfer-python"},
+        )
+    )
+    catalog.register(
+        Impl(
+            kernel_id="eager.rope",
+            op="rope",
+            when=all_of(is_set("attrs.rope_type"), pairs),
+            prepare=returns(_rope),
+            priority=Priority.REFERENCE,
+            reference=True,
+        )
+    )
