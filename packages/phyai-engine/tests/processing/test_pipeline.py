@@ -1,0 +1,365 @@
+import dataclasses
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from phyai.processing import (
+    ModelInputs,
+    NormMode,
+    Observation,
+    PolicyProcessor,
+    ProcessingError,
+    PromptForm,
+    get_preset,
+)
+
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+STATE = np.array([0.1, -3.0, 0.7, 2.0, 9.0])
+
+
+def frame(seed: int, size=(224, 224)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def observe(state=STATE, task="pick up", **images) -> Observation:
+    return Observation(images or {"base_0_rgb": frame(0)}, state, task)
+
+
+def bins(values) -> str:
+    return " ".join(str(min(math.floor((v + 1) * 128), 255) if v >= -1 else -1) for v in values)
+
+
+def quantile(values, stats, eps=0.0):
+    low, high = stats["q01"][: len(values)], stats["q99"][: len(values)]
+    return 2 * (np.asarray(values) - low) / (high - low + eps) - 1
+
+
+@pytest.fixture
+def processor(lerobot, build):
+    return PolicyProcessor.from_checkpoint(lerobot().folder, build.Shape())
+
+
+def test_lerobot_batch(processor, build):
+    observations = [
+        observe(base_0_rgb=frame(1), right_wrist_0_rgb=frame(2)),
+        observe(STATE * 0, "  fold_the\nshirt ", left_wrist_0_rgb=frame(3, (480, 640))),
+    ]
+    inputs = processor.preprocess(observations)
+    assert isinstance(inputs, ModelInputs)
+    assert inputs.images.shape == (2, 3, 3, 224, 224)
+    assert inputs.images.dtype == torch.float32
+    assert inputs.image_mask.tolist() == [[True, False, True], [False, True, False]]
+    scaled = torch.from_numpy(frame(2)).permute(2, 0, 1) / 255.0 * 2 - 1
+    assert torch.equal(inputs.images[0, 2], scaled)
+    assert (inputs.images[~inputs.image_mask] == -1).all()
+    assert (inputs.images[1, 1, :, :28] == -1).all()
+    for row, (state, task) in enumerate([(STATE, "pick up"), (STATE * 0, "fold the shirt")]):
+        text = bins(quantile(state, build.state_stats()))
+        assert inputs.prompts[row] == f"Task: {task}, State: {text};\nAction: "
+        ids = processor.spec.tokenizer.encode([inputs.prompts[row]])
+        assert inputs.tokens[row, : len(ids)].tolist() == ids
+        assert inputs.token_mask[row].sum() == len(ids)
+    assert inputs.tokens.shape == (2, 200)
+    assert inputs.state is None
+
+
+def test_state_below_the_range_is_spelled_minus_one(processor):
+    prompt = processor.preprocess([observe(STATE - 100)]).prompts[0]
+    assert "State: -1 -1 -1 -1 -1;" in prompt
+
+
+def test_old_lerobot_pads_the_text_and_the_letterbox(lerobot, build):
+    processor = PolicyProcessor.from_checkpoint(
+        lerobot().folder, build.Shape(), preset="lerobot-0.4"
+    )
+    inputs = processor.preprocess([observe(base_0_rgb=frame(0, (480, 640)))])
+    text = bins(quantile(STATE, build.state_stats())) + " 128" * 27
+    assert inputs.prompts[0] == f"Task: pick up, State: {text};\nAction: "
+    assert (inputs.images[0, 0, :, :28] == -3).all()
+    assert (inputs.images[0, 1:] == -1).all()
+
+
+def test_actions_are_decoded_by_the_postprocessors_statistics(processor, build):
+    actions = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    stats = build.action_stats()
+    result = processor.postprocess(actions, [observe(), observe()])
+    width = stats["q99"] - stats["q01"]
+    expected = (actions[..., :4].numpy() + 1) / 2 * width + stats["q01"]
+    assert result.dtype == np.float32
+    assert result.shape == (2, 7, 4)
+    assert np.allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_actions_of_any_dtype_strided_and_with_gradient(processor, dtype):
+    actions = torch.randn(1, 64, 7).to(dtype).requires_grad_().transpose(1, 2)[:, :, ::2]
+    result = processor.postprocess(actions, [observe()])
+    reference = processor.postprocess(actions.float().contiguous(), [observe()])
+    assert np.allclose(result, reference, atol=1e-6)
+
+
+def test_relative_actions_use_the_state_of_their_own_request(lerobot, build):
+    checkpoint = lerobot(3, absolute=True)
+    config = checkpoint.step("relative_actions_processor")["config"]
+    config.update(enabled=True, action_names=["a", "b", "gripper", "d"])
+    processor = PolicyProcessor.from_checkpoint(checkpoint.write(), build.Shape())
+    first, second = observe(STATE), observe(STATE * -2)
+    processor.preprocess([first])
+    processor.preprocess([second])  # another session in between
+    actions = torch.zeros(1, 3, 32)
+    stats = build.action_stats()
+    centre = (stats["q99"] + stats["q01"]) / 2
+    for observation in (first, second):
+        expected = centre + observation.state[:4] * [1, 1, 0, 1]
+        result = processor.postprocess(actions, [observation])
+        assert np.allclose(result, expected, atol=1e-6)
+    both = processor.postprocess(torch.zeros(2, 3, 32), [second, first])
+    assert np.allclose(both[0], centre + second.state[:4] * [1, 1, 0, 1], atol=1e-6)
+    assert np.allclose(both[1], centre + first.state[:4] * [1, 1, 0, 1], atol=1e-6)
+
+
+def test_relative_column_beyond_the_state(lerobot, build):
+    checkpoint = lerobot(3, absolute=True)
+    checkpoint.step("relative_actions_processor")["config"]["enabled"] = True
+    folder = checkpoint.write()
+    with pytest.raises(ProcessingError, match=r"column 3 is relative to the state.*has 3 columns"):
+        PolicyProcessor.from_checkpoint(folder, build.Shape(state_dim=3))
+    padded = PolicyProcessor.from_checkpoint(folder, build.Shape(state_dim=32))
+    with pytest.raises(ProcessingError, match=r"column 3 .* has only 2 columns"):
+        padded.postprocess(torch.zeros(1, 1, 32), [observe(STATE[:2])])
+
+
+def test_rename_map_accepts_the_datasets_names(lerobot, build):
+    checkpoint = lerobot()
+    checkpoint.step("rename_observations_processor")["config"]["rename_map"] = {
+        "observation.images.top": "observation.images.base_0_rgb",
+        "observation.state.joints": "observation.state",
+    }
+    processor = PolicyProcessor.from_checkpoint(checkpoint.write(), build.Shape())
+    expected = processor.preprocess([observe(base_0_rgb=frame(5))]).images
+    for name in ("top", "observation.images.top", "observation.images.base_0_rgb"):
+        assert torch.equal(processor.preprocess([observe(**{name: frame(5)})]).images, expected)
+
+
+def test_pi0_reads_a_continuous_state_and_an_uncleaned_task(lerobot, build):
+    checkpoint = lerobot(mode="MEAN_STD")
+    step = checkpoint.step("pi05_prepare_state_tokenizer_processor_step")
+    step["registry_name"] = "pi0_new_line_processor"
+    shape = build.Shape(family="pi0", tokenizer_max_length=48)
+    checkpoint.step("tokenizer_processor")["config"]["max_length"] = 48
+    processor = PolicyProcessor.from_checkpoint(checkpoint.write(), shape)
+    inputs = processor.preprocess([observe(task=" pick_up ")])
+    assert inputs.prompts == (" pick_up \n",)
+    assert inputs.tokens.shape == (1, 48)
+    stats = build.state_stats()
+    assert inputs.state.shape == (1, 32)
+    assert inputs.state.dtype == torch.float32
+    expected = (STATE - stats["mean"]) / stats["std"]
+    assert np.allclose(inputs.state[0, :5], expected, atol=1e-6)
+    assert (inputs.state[0, 5:] == 0).all()
+    with pytest.raises(ProcessingError, match="observation 0 has no state"):
+        processor.preprocess([observe(None)])
+
+
+def test_pi0_by_a_derived_openpi_preset_cleans_the_task(openpi, build):
+    preset = dataclasses.replace(
+        get_preset("openpi/pi05_libero"),
+        name="pi0",
+        family="pi0",
+        state_mode=NormMode.MEAN_STD,
+        action_mode=NormMode.MEAN_STD,
+    )
+    processor = PolicyProcessor.from_checkpoint(
+        openpi(8, 7, "assets/libero"), build.Shape(family="pi0"), preset=preset
+    )
+    state = np.linspace(-1, 1, 8)
+    inputs = processor.preprocess([observe(state, " pick_up ", image=frame(0))])
+    assert inputs.prompts == ("pick up\n",)
+    stats = build.state_stats(8)
+    expected = (state - stats["mean"]) / (stats["std"] + 1e-6)
+    assert np.allclose(inputs.state[0, :8], expected, atol=1e-6)
+
+
+def test_libero(openpi, build):
+    shape = build.Shape(state_dim=32, action_dim=32)
+    processor = PolicyProcessor.from_checkpoint(openpi(8, 7, "assets/libero"), shape)
+    assert processor.spec.preset.name == "openpi/pi05_libero"
+    images = {"observation/image": frame(1), "observation/wrist_image": frame(2)}
+    observations = [Observation(images, None, "open_it"), Observation(images, np.ones(8), "x")]
+    inputs = processor.preprocess(observations)
+    assert inputs.prompts == ("open it\n", "x\n")
+    assert inputs.image_mask.tolist() == [[True, True, False]] * 2
+    assert inputs.state is None
+    actions = torch.rand(2, 10, 32) * 2 - 1
+    stats = build.action_stats(7)
+    width = stats["q99"] - stats["q01"] + 1e-6
+    expected = (actions[..., :7].double().numpy() + 1) / 2 * width + stats["q01"]
+    assert np.allclose(processor.postprocess(actions, observations), expected, atol=1e-6)
+
+
+def test_libero_needs_no_statistics_of_the_state_it_does_not_read(openpi, build):
+    folder = openpi(8, 7, "assets/libero")
+    path = folder / "assets/libero/norm_stats.json"
+    content = json.loads(path.read_text())
+    del content["norm_stats"]["state"]
+    path.write_text(json.dumps(content))
+    processor = PolicyProcessor.from_checkpoint(folder, build.Shape())
+    assert processor.spec.state_norm.mode is NormMode.IDENTITY
+
+
+def test_droid(openpi, build):
+    shape = build.Shape(state_dim=32, action_dim=32)
+    processor = PolicyProcessor.from_checkpoint(openpi(8, 8, "assets/droid"), shape)
+    state = np.linspace(-0.9, 0.9, 8)
+    inputs = processor.preprocess([observe(state, wrist_image_left=frame(0))])
+    text = bins(quantile(state, build.state_stats(8), 1e-6))
+    assert inputs.prompts[0] == f"Task: pick up, State: {text};\nAction: "
+    assert inputs.image_mask.tolist() == [[False, True, False]]
+    assert processor.postprocess(torch.zeros(1, 15, 32), [observe(state)]).shape == (1, 15, 8)
+
+
+def test_aloha(openpi, build):
+    shape = build.Shape(state_dim=32, action_dim=32)
+    processor = PolicyProcessor.from_checkpoint(openpi(14, 14), shape)
+    state = np.random.default_rng(0).uniform(-0.5, 0.5, 14)
+    state[[6, 13]] = 0.4, 0.8
+    signs = np.array([1, -1, -1, 1, 1, 1, 1] * 2)
+    decoded = state * signs
+    for column in (6, 13):
+        metres = 0.01844 + state[column] * 0.03956
+        sine = (0.022**2 + metres**2 - 0.036**2) / (2 * 0.022 * metres)
+        decoded[column] = (math.asin(sine) - 0.5476) / 1.082
+    observation = observe(state, cam_high=frame(0).transpose(2, 0, 1), cam_low=frame(1))
+    inputs = processor.preprocess([observation])
+    text = bins(quantile(decoded, build.state_stats(14), 1e-6))
+    assert inputs.prompts[0] == f"Task: pick up, State: {text};\nAction: "
+    assert inputs.image_mask.tolist() == [[True, False, False]]
+    actions = torch.rand(1, 5, 32) - 0.5
+    stats = build.action_stats(14)
+    model_units = (actions[..., :14].double().numpy() + 1) / 2 * (
+        stats["q99"] - stats["q01"] + 1e-6
+    ) + stats["q01"]
+    joints = np.array([True] * 6 + [False] + [True] * 6 + [False])
+    expected = (model_units + np.where(joints, decoded, 0)) * signs
+    for column in (6, 13):
+        expected[..., column] = (model_units[..., column] + 0.5476 + 0.6213) / 2.1123
+    result = processor.postprocess(actions, [observation])
+    assert result.shape == (1, 5, 14)
+    assert np.allclose(result, expected, atol=1e-5)
+
+
+def test_raw_leaves_state_and_actions_normalised(tmp_path, build):
+    build.write_tokenizer(tmp_path / "tokenizer.json")
+    processor = PolicyProcessor.from_checkpoint(tmp_path, build.Shape(), preset="raw")
+    state = np.array([-1.0, -0.5, 0.0, 0.5, 2.0])
+    assert "State: 0 64 128 192 255;" in processor.preprocess([observe(state)]).prompts[0]
+    actions = torch.randn(1, 3, 32)
+    result = processor.postprocess(actions, [observe(state)])
+    assert np.array_equal(result, actions[..., :4].numpy())
+
+
+def test_normalisation_of_the_state_does_not_need_an_action(lerobot, build):
+    """A state that was normalised only together with an action made a policy useless once."""
+    checkpoint = lerobot()
+    name = checkpoint.step("normalizer_processor")["state_file"]
+    build.write_state_file(checkpoint.folder / name, {"observation.state": build.state_stats()})
+    processor = PolicyProcessor.from_checkpoint(checkpoint.folder, build.Shape())
+    text = bins(quantile(STATE, build.state_stats()))
+    assert f"State: {text};" in processor.preprocess([observe()]).prompts[0]
+
+
+def test_state_width_of_a_base_checkpoint_is_the_robots(lerobot, build):
+    processor = PolicyProcessor.from_checkpoint(lerobot().folder, build.Shape(state_dim=32))
+    prompt = processor.preprocess([observe(STATE[:3])]).prompts[0]
+    assert f"State: {bins(quantile(STATE[:3], build.state_stats()))};" in prompt
+    with pytest.raises(ProcessingError, match="has 6 columns but its statistics cover 5"):
+        processor.preprocess([observe(np.zeros(6))])
+    with pytest.raises(ProcessingError, match=r"different widths \[2, 3\]"):
+        processor.preprocess([observe(STATE[:3]), observe(STATE[:2])])
+    with pytest.raises(ProcessingError, match="expected one vector of at most 32 columns"):
+        processor.preprocess([observe(np.zeros(33))])
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "observation 1 has no state; this policy reads 5 columns"),
+        (np.zeros(4), r"observation 1: the state has shape \(4,\), expected one vector of 5"),
+        (np.zeros((1, 5)), r"shape \(1, 5\)"),
+        (np.float64(3), r"shape \(\)"),
+        (np.array([0, 1, np.nan, 0, 0]), "state column 2 is nan"),
+        (np.array([0, 1, 0, 0, -np.inf]), "state column 4 is -inf"),
+        (np.array(["1"] * 5), "dtype <U1, expected numbers"),
+    ],
+)
+def test_states_that_are_refused(state, message, processor):
+    with pytest.raises(ProcessingError, match=message):
+        processor.preprocess([observe(), observe(state)])
+
+
+def test_integer_states_are_numbers(processor):
+    whole = processor.preprocess([observe(np.arange(5))]).prompts
+    assert whole == processor.preprocess([observe(np.arange(5.0))]).prompts
+
+
+def test_observations_that_are_refused(processor):
+    with pytest.raises(ProcessingError, match="no observation"):
+        processor.preprocess([])
+    with pytest.raises(ProcessingError, match=r"'base_0_rgbb'.*Did you mean 'base_0_rgb'"):
+        processor.preprocess([observe(base_0_rgbb=frame(0))])
+    with pytest.raises(ProcessingError, match="no camera image"):
+        processor.preprocess([Observation({}, STATE, "go")])
+    with pytest.raises(ProcessingError, match=r"camera 'left_wrist_0_rgb': .*four channels"):
+        processor.preprocess([observe(left_wrist_0_rgb=np.zeros((8, 8, 4), np.uint8))])
+    with pytest.raises(ProcessingError, match="observation 0: the task is bytes"):
+        processor.preprocess([observe(task=b"go")])
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 31), (2, 6, 32), (6, 32)])
+def test_actions_of_another_shape_are_refused(shape, processor):
+    with pytest.raises(ProcessingError, match=r"expected \[B=1, T, max_action_dim=32\]"):
+        processor.postprocess(torch.zeros(shape), [observe()])
+
+
+def test_long_prompts_are_cut_with_a_warning(lerobot, build, caplog):
+    processor = PolicyProcessor.from_checkpoint(
+        lerobot().folder, build.Shape(tokenizer_max_length=200)
+    )
+    with caplog.at_level(logging.WARNING):
+        inputs = processor.preprocess([observe(task="pick up " * 40)])
+    assert inputs.token_mask.all()
+    assert "truncated to the 200 slots" in caplog.text
+
+
+def test_describe_is_plain_and_complete(processor):
+    description = json.loads(json.dumps(processor.describe()))
+    assert description["preset"] == "lerobot"
+    assert "policy_preprocessor.json" in description["preset_reason"]
+    example = "Task: pick up the red block, State: 128 128 128 128 128;\nAction: "
+    assert description["prompt_example"] == example
+    assert description["cameras"] == list(CAMERAS)
+    assert description["state_normalization"] == "QUANTILES"
+    assert description["state_statistics"].endswith("normalizer_processor.safetensors")
+    assert description["action_dim"] == 4
+    assert description["tokenizer"].endswith("tokenizer.json")
+
+
+def test_nothing_is_remembered_between_calls(processor):
+    before = processor.preprocess([observe()])
+    processor.preprocess([observe(STATE * 3, "else", right_wrist_0_rgb=frame(9))])
+    after = processor.preprocess([observe()])
+    assert before.prompts == after.prompts
+    assert torch.equal(before.images, after.images)
+
+
+def test_prompt_form_of_a_derived_preset_wins(lerobot, build):
+    preset = dataclasses.replace(
+        get_preset("lerobot"), name="mine", prompt_form=PromptForm.TASK_NEWLINE
+    )
+    processor = PolicyProcessor.from_checkpoint(lerobot().folder, build.Shape(), preset=preset)
+    assert processor.preprocess([observe(None)]).prompts == ("pick up\n",)
+    assert processor.describe()["preset"] == "mine"
