@@ -1,4 +1,4 @@
-"""scripts/_bootstrap.sh on machines that have more or less than it needs; small scripts act them."""
+"""scripts/_bootstrap.sh on machines that have more or less than it needs."""
 
 import os
 import shutil

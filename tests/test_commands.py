@@ -26,9 +26,8 @@ def repository(tmp_path: Path) -> Path:
     tools.mkdir(parents=True)
     for name in TOOLS:
         tool = tools / name
-        tool.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> "{tmp_path}/calls"\n[ ! -e "{tmp_path}/fail-{name}" ]\n'
-        )
+        note = f'echo "{name} $*" >> "{tmp_path}/calls"'
+        tool.write_text(f'#!/bin/sh\n{note}\n[ ! -e "{tmp_path}/fail-{name}" ]\n')
         tool.chmod(0o755)
     return tmp_path
 
@@ -70,8 +69,8 @@ def test_any_failure_fails_the_whole_and_hides_nothing(repository: Path, failing
 
 
 def test_arguments_go_to_pytest(repository: Path):
-    run(repository, "scripts/test", "-k", "two words")
-    assert calls(repository)[-1] == "pytest -q -n auto --color=no -k two words"
+    run(repository, "scripts/test", "-k", "two  words")
+    assert calls(repository)[-1] == "pytest -q -n auto --color=no -k two  words"
 
 
 def test_the_demo_gets_its_arguments(repository: Path):

@@ -18,6 +18,12 @@ REGISTRY_HOSTS = re.compile(
 UNFINISHED = re.compile(r"\b([T]ODO|[F]IXME|[X]XX|[H]ACK)\b")
 MACHINE_PATHS = re.compile(r"(?<!\w)/([w]ork|[r]oot|tmp/[u]venv)/|[.]pyenv/versions/\d+\.\d+\.\d+")
 
+# What would run code, or fetch it, when the wheels read a file that someone else wrote.
+UNSAFE_READING = re.compile(
+    r"^\s*(import|from) (pickle|dill|joblib|marshal|shelve)\b|\btorch\.load\(|allow_pickle=True"
+    r"|\byaml\.(unsafe_)?load\(|typ=.unsafe."
+)
+
 
 def tracked_files() -> list[Path]:
     """Return the files git tracks, or skip where this is not a git checkout."""
@@ -58,6 +64,20 @@ def matches(pattern: re.Pattern[str], files: list[Path]) -> list[str]:
 def test_no_tracked_file_holds(pattern: re.Pattern[str], sample: str):
     assert pattern.search(sample)
     assert matches(pattern, tracked_files()) == []
+
+
+def test_no_wheel_reads_files_in_a_way_that_runs_code():
+    sources = [file for file in tracked_files() if "/src/" in file.as_posix()]
+    assert sources
+    assert matches(UNSAFE_READING, [file for file in sources if file.suffix == ".py"]) == []
+
+
+@pytest.mark.parametrize(
+    "sample", ["import pickle", "torch.load(path)", "allow_pickle=True", "yaml.load(f)"]
+)
+def test_unsafe_reading_is_recognised(sample: str):
+    assert UNSAFE_READING.search(sample)
+    assert not UNSAFE_READING.search("safetensors.torch.load_file(path); json.load(file)")
 
 
 def test_the_tree_is_small():
