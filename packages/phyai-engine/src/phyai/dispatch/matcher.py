@@ -6,14 +6,7 @@ from typing import Any
 
 from phyai.dispatch.arch import Arch
 from phyai.dispatch.catalog import Catalog, OpEntry
-from phyai.dispatch.facts import (
-    GLOBAL_FACTS,
-    NAMESPACES,
-    OP_SCOPED_PREFIXES,
-    FactKind,
-    default_kind,
-)
-from phyai.dispatch.leaves import (
+from phyai.dispatch.conditions import (
     at_least,
     compare,
     divisible,
@@ -22,6 +15,13 @@ from phyai.dispatch.leaves import (
     is_none,
     ne,
     one_of,
+)
+from phyai.dispatch.facts import (
+    GLOBAL_FACTS,
+    NAMESPACES,
+    OP_SCOPED_PREFIXES,
+    FactKind,
+    default_kind,
 )
 from phyai.dispatch.names import listing, suggest_name
 from phyai.dispatch.policy_yaml import Document, Path_

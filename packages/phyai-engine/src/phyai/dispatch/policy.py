@@ -164,6 +164,8 @@ class Policy:
             "overrides": [rule.fingerprint() for rule in self.overrides],
         }
         if self.quant_plan is not None:
-            payload["quantization"] = repr(self.quant_plan)
+            plan = self.quant_plan
+            rules = [(repr(rule.matcher), repr(rule.scheme)) for rule in plan.rules]
+            payload["quantization"] = [rules, repr(plan.default)]
         text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

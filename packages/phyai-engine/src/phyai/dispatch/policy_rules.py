@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phyai.dispatch.catalog import Catalog, UnknownKernelError
-from phyai.dispatch.leaves import one_of
+from phyai.dispatch.conditions import one_of
 from phyai.dispatch.matcher import MatcherCompiler
 from phyai.dispatch.names import listing, suggest_name
 from phyai.dispatch.policy import Rule

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, is_set
 from phyai.dispatch.facts import FactKind, Facts
-from phyai.dispatch.leaves import eq, is_set
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
 from phyai.kernels.conditions import FLASHINFER, half, returns

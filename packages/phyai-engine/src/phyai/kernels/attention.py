@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, family_in, is_none, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
-from phyai.dispatch.leaves import eq, family_in, is_none, is_set, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
 from phyai.kernels.conditions import FLASHINFER, half, returns

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
-from phyai.dispatch.leaves import eq, is_set, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
 from phyai.kernels.attention import BLACKWELL, HEAD_DIMS, HOPPER, check_backend
@@ -43,7 +43,7 @@ def _attention_paged(
 
 
 def _one_request(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attends q [T, heads, D] to k and v [keys, kv_heads, D]; the heads of a group share one matmul."""
+    """Attends q [T, heads, D] to k, v [keys, kv_heads, D]; a group's heads share one matmul."""
     rows, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     grouped = q.float().view(rows, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)

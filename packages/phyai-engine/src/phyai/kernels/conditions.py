@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from phyai.dispatch.leaves import eq, lib, one_of
+from phyai.dispatch.conditions import eq, lib, one_of
 from phyai.dispatch.predicate import Predicate, all_of
 
 HALF = ("bf16", "fp16")

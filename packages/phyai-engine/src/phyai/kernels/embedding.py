@@ -4,8 +4,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import is_set
 from phyai.dispatch.facts import FactKind
-from phyai.dispatch.leaves import is_set
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.kernels.conditions import returns
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import at_least, divisible, eq, is_none, one_of
 from phyai.dispatch.facts import Facts
-from phyai.dispatch.leaves import at_least, divisible, eq, is_none, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
 from phyai.kernels import gemm_flashinfer, gemm_humming

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import at_least, divisible, eq, is_none, one_of
 from phyai.dispatch.facts import Facts
-from phyai.dispatch.leaves import at_least, divisible, eq, is_none, one_of
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import all_of
 from phyai.kernels.conditions import FLASHINFER
@@ -72,13 +72,14 @@ def _prepare_fp8_block(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa
 
 def _prepare_nvfp4(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
     from flashinfer.gemm import mm_fp4
-    from flashinfer.quantization import fp4_quantization as fp4
+    from flashinfer.quantization.fp4_quantization import nvfp4_quantize
+    from flashinfer.tllm_enums import SfLayout
 
     def product(layer: Any, rows: Tensor) -> Tensor:
         amax = rows.abs().amax().float().clamp_min(_SCALE_FLOOR)
         global_scale = _FP8_MAX * _FP4_MAX / amax
-        layout = fp4.SfLayout.layout_128x4
-        codes, scale = fp4.nvfp4_quantize(rows, global_scale, sfLayout=layout)[:2]
+        layout = SfLayout.layout_128x4
+        codes, scale = nvfp4_quantize(rows, global_scale, sfLayout=layout)[:2]
         return mm_fp4(
             codes,
             layer.weight.t(),

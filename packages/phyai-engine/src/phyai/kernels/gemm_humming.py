@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import at_least, divisible, eq, lib, one_of, same
 from phyai.dispatch.facts import Facts
-from phyai.dispatch.leaves import at_least, divisible, eq, lib, one_of, same
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import Predicate, all_of, any_of
 from phyai.kernels.conditions import NVIDIA

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.leaves import is_set
+from phyai.dispatch.conditions import is_set
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.kernels.conditions import returns
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
-from phyai.dispatch.leaves import eq, is_set, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, ParamContract, Priority
 from phyai.dispatch.predicate import Predicate, all_of, implies
 from phyai.kernels.bench import random_tensor

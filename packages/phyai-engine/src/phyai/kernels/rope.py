@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, is_set, same
 from phyai.dispatch.facts import FactKind, Facts
-from phyai.dispatch.leaves import eq, is_set, same
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
 from phyai.kernels.conditions import FLASHINFER, half, returns
