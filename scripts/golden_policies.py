@@ -97,7 +97,9 @@ def _random_parameter(name: str, shape: torch.Size, generator: torch.Generator) 
     """Draw weights that make the output depend visibly on every part of the model.
 
     LeRobot's own initial values leave the gates of the adaptive norms at zero, which makes the
-    expert the identity, and its small projections make attention nearly uniform.
+    expert the identity, and its small projections make attention nearly uniform. Larger gains than
+    these amplify fp32 rounding: changing one image patch or token moves the actions by more than
+    1e-2, two correct fp32 implementations differ by about 2e-6.
     """
     values = torch.randn(shape, generator=generator)
     if "norm" in name:
@@ -110,7 +112,7 @@ def _random_parameter(name: str, shape: torch.Size, generator: torch.Generator) 
         return values / shape[1] ** 0.5
     if "position_embedding" in name:
         return 0.5 * values
-    gain = 2.0 if "q_proj" in name or "k_proj" in name or "patch_embedding" in name else 1.0
+    gain = 1.2 if "q_proj" in name or "k_proj" in name else 1.0
     return gain * values / (values[0].numel() ** 0.5)
 
 

