@@ -50,7 +50,7 @@ def parse_quantization_section(
     Args:
         section: The section as plain data; None leaves the checkpoint's own quantization in force.
         source: Name of the file, for messages.
-        line_of: Gives the line of a key path, such as ``("quantization", "rules", 0, "weight",
+        line_of: Gives the line of a key path inside the section, such as ``("rules", 0, "weight",
             "dtype")``, or None when it is not known.
 
     Returns:
@@ -62,7 +62,7 @@ def parse_quantization_section(
     """
     if section is None:
         return None
-    root = _Node(section, (_ROOT,), source, line_of or (lambda _: None))
+    root = _Node(section, (), source, line_of or (lambda _: None))
     root.check_mapping(_SECTION_KEYS)
     root.choice("method", ("rtn",), "rtn")
     root.choice("stage", ("load",), "load")
@@ -232,7 +232,5 @@ def _parse_block_shape(node: _Node) -> tuple[int, int] | None:
 
 
 def _dotted(path: Path) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return _ROOT + "".join(parts)

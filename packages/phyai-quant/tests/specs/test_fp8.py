@@ -1,0 +1,355 @@
+import math
+
+import pytest
+import torch
+
+from phyai_quant import Granularity, QuantConfigError, TensorQuant
+from phyai_quant.specs.base import AllocationRequest, PhysicalSignature
+from phyai_quant.specs.fp8 import Fp8Spec
+
+E4M3 = torch.float8_e4m3fn
+TENSOR = TensorQuant("fp8_e4m3", "per_tensor")
+CHANNEL = TensorQuant("fp8_e4m3", "per_channel")
+TOKEN = TensorQuant("fp8_e4m3", "per_channel", dynamic=True)
+
+
+def block(block_n, block_k):
+    return TensorQuant("fp8_e4m3", "block", block_shape=(block_n, block_k))
+
+
+def codes(rows, columns, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, columns, generator=generator) * 30).to(E4M3)
+
+
+def scales(*shape, seed=1):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.01
+
+
+def allocated(make_layer, spec, shape, widths=(), ids=(None,), prefix="a.down_proj"):
+    layer = make_layer(prefix)
+    spec.allocate(layer, AllocationRequest(shape, torch.bfloat16, widths, ids))
+    return layer
+
+
+def loop_dequantize(weight, scale_of):
+    rows, columns = weight.shape
+    out = torch.full((rows, columns), torch.nan)
+    values = weight.float()
+    for n in range(rows):
+        for k in range(columns):
+            out[n, k] = values[n, k] * scale_of(n, k)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (17, 31)], ids=str)
+@pytest.mark.parametrize("scale_shape", [(), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+def test_per_tensor(make_layer, shape, scale_shape, name):
+    spec = Fp8Spec(TENSOR)
+    layer = allocated(make_layer, spec, shape)
+    weight, scale = codes(*shape), scales(1)
+    spec.load_weight(layer, "weight", weight)
+    spec.load_weight(layer, name, scale.reshape(scale_shape))
+    spec.process_after_loading(layer)
+    assert layer.weight_scale.shape == (shape[0],)
+    expected = loop_dequantize(weight, lambda n, k: scale[0])
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3), (13, 7)], ids=str)
+def test_per_channel(make_layer, shape, column):
+    spec = Fp8Spec(CHANNEL, TOKEN)
+    layer = allocated(make_layer, spec, shape)
+    weight, scale = codes(*shape), scales(shape[0])
+    spec.load_weight(layer, "weight_scale", scale[:, None] if column else scale)
+    spec.load_weight(layer, "weight", weight)
+    spec.process_after_loading(layer)
+    expected = loop_dequantize(weight, lambda n, k: scale[n])
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [((1, 1), (4, 8)), ((8, 16), (4, 8)), ((9, 17), (4, 8)), ((7, 15), (4, 8)), ((5, 20), (1, 8))],
+    ids=str,
+)
+def test_block_with_partial_last_blocks(make_layer, shape, sizes, dtype):
+    spec = Fp8Spec(block(*sizes), TOKEN)
+    layer = allocated(make_layer, spec, shape)
+    blocks = (math.ceil(shape[0] / sizes[0]), math.ceil(shape[1] / sizes[1]))
+    weight, scale = codes(*shape), scales(*blocks).to(dtype)
+    spec.load_weight(layer, "weight", weight)
+    spec.load_weight(layer, "weight_scale_inv", scale)
+    spec.process_after_loading(layer)
+    values = scale.float()
+    expected = loop_dequantize(weight, lambda n, k: values[n // sizes[0], k // sizes[1]])
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+def test_fused_per_tensor_scales_fan_out(make_layer):
+    spec = Fp8Spec(TENSOR, TENSOR)
+    layer = allocated(make_layer, spec, (10, 3), (5, 2, 3), ("q", "k", "v"), "a.qkv_proj")
+    weight = codes(10, 3)
+    legs = {"v": (7, 10, 0.5, 0.2), "q": (0, 5, 2.0, 0.9), "k": (5, 7, 3.0, 0.4)}
+    for shard, (start, stop, scale, input_scale) in legs.items():
+        spec.load_weight(layer, "weight", weight[start:stop], shard)
+        spec.load_weight(layer, "weight_scale", torch.tensor(scale), shard)
+        spec.load_weight(layer, "input_scale", torch.tensor([input_scale]), shard)
+    spec.process_after_loading(layer)
+    assert layer.weight_scale.shape == (10,)
+    assert layer.input_scale.tolist() == pytest.approx([0.9])
+    row_scales = [2.0] * 5 + [3.0] * 2 + [0.5] * 3
+    expected = loop_dequantize(weight, lambda n, k: row_scales[n])
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+def test_fused_per_channel_scales_take_their_rows(make_layer):
+    spec = Fp8Spec(CHANNEL, TOKEN)
+    layer = allocated(make_layer, spec, (8, 3), (5, 3), (0, 1), "a.gate_up_proj")
+    spec.load_weight(layer, "weight_scale", torch.tensor(0.25), 1)
+    spec.load_weight(layer, "weight_scale", torch.arange(1.0, 6.0)[:, None], 0)
+    assert layer.weight_scale.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 0.25, 0.25, 0.25]
+
+
+def test_fused_block_scales_start_at_their_block(make_layer):
+    spec = Fp8Spec(block(4, 8), TOKEN)
+    layer = allocated(make_layer, spec, (15, 9), (8, 4, 3), ("q", "k", "v"), "a.qkv_proj")
+    weight, scale = codes(15, 9), scales(4, 2)
+    for shard, rows, blocks in [
+        ("k", slice(8, 12), slice(2, 3)),
+        ("v", slice(12, 15), slice(3, 4)),
+        ("q", slice(0, 8), slice(0, 2)),
+    ]:
+        spec.load_weight(layer, "weight", weight[rows], shard)
+        spec.load_weight(layer, "weight_scale_inv", scale[blocks], shard)
+    spec.process_after_loading(layer)
+    expected = loop_dequantize(weight, lambda n, k: scale[n // 4, k // 8])
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+def test_a_natively_fused_checkpoint_fills_all_legs(make_layer):
+    spec = Fp8Spec(TENSOR)
+    layer = allocated(make_layer, spec, (5, 3), (2, 3), (0, 1), "a.gate_up_proj")
+    spec.load_weight(layer, "weight", codes(5, 3))
+    spec.load_weight(layer, "weight_scale", torch.tensor(0.5))
+    assert spec.missing_parts(layer) == []
+    spec.process_after_loading(layer)
+    assert layer.weight_scale.tolist() == [0.5] * 5
+
+
+def test_legs_must_end_on_blocks(make_layer):
+    with pytest.raises(QuantConfigError, match=r"a\.qkv: leg 'k' has 6 rows, .* the 4 rows"):
+        allocated(make_layer, Fp8Spec(block(4, 8)), (15, 9), (4, 6, 5), ("q", "k", "v"), "a.qkv")
+
+
+def test_processing_twice_changes_nothing(make_layer):
+    spec = Fp8Spec(TENSOR)
+    layer = allocated(make_layer, spec, (3, 2), (2, 1), (0, 1))
+    for shard, rows in ((0, 2), (1, 1)):
+        spec.load_weight(layer, "weight", codes(rows, 2), shard)
+        spec.load_weight(layer, "weight_scale", torch.tensor(shard + 1.0), shard)
+    spec.process_after_loading(layer)
+    scale = layer.weight_scale
+    spec.process_after_loading(layer)
+    assert layer.weight_scale is scale
+    assert scale.tolist() == [1.0, 1.0, 2.0]
+    assert not scale.requires_grad
+
+
+@pytest.mark.parametrize("weight", [TENSOR, CHANNEL, block(2, 2)], ids=TensorQuant.describe)
+def test_scales_that_never_arrive_are_an_error(make_layer, weight):
+    spec = Fp8Spec(weight, TENSOR)
+    layer = allocated(make_layer, spec, (4, 2), (2, 2), (0, 1), "a.gate_up_proj")
+    assert torch.isnan(layer.weight_scale).all()
+    spec.load_weight(layer, "weight", codes(2, 2), 0)
+    spec.load_weight(layer, "weight", codes(2, 2), 1)
+    shape = {"per_tensor": (), "per_channel": (2,), "block": (1, 1)}[weight.granularity]
+    spec.load_weight(layer, "weight_scale", torch.ones(shape), 0)
+    spec.load_weight(layer, "input_scale", torch.ones(1), 0)
+    missing = ["a.gate_up_proj.weight_scale[1]", "a.gate_up_proj.input_scale[1]"]
+    assert spec.missing_parts(layer) == missing
+    with pytest.raises(QuantConfigError, match="never loaded") as error:
+        spec.process_after_loading(layer)
+    assert all(name in str(error.value) for name in missing)
+    with pytest.raises(QuantConfigError, match="call process_after_loading before reading"):
+        spec.dequantize_weight(layer)
+
+
+@pytest.mark.parametrize(
+    ("quant", "name", "loaded", "text"),
+    [
+        (CHANNEL, "weight", torch.zeros(4, 6), "config says fp8_e4m3 but the checkpoint weight is"),
+        (CHANNEL, "weight", torch.zeros(4, 6, dtype=torch.uint8), "weight is torch.uint8"),
+        (CHANNEL, "weight", codes(4, 5), r"shape \[4, 5\], the layer expects \[4, 6\]"),
+        (
+            CHANNEL,
+            "weight_scale",
+            torch.ones(5),
+            r"'weight_scale' has shape \[5\].*\[4\] or \[4, 1\]",
+        ),
+        (CHANNEL, "weight_scale", torch.ones(1, 4), r"has shape \[1, 4\]"),
+        (
+            CHANNEL,
+            "weight_scale",
+            torch.ones(4, dtype=torch.int32),
+            "'weight_scale' is torch.int32",
+        ),
+        (
+            TENSOR,
+            "weight_scale",
+            torch.ones(4),
+            r"has shape \[4\], the layer expects \[\] or \[1\]",
+        ),
+        (TENSOR, "input_scale", torch.ones(4), r"'input_scale' has shape \[4\]"),
+        (block(2, 4), "weight_scale", torch.ones(2, 1), r"shape \[2, 1\], .* expects \[2, 2\]"),
+        (block(2, 4), "weight_scale", torch.ones(()), r"shape \[\], .* expects \[2, 2\]"),
+        (
+            CHANNEL,
+            "weight_g_idx",
+            torch.ones(6),
+            "'weight_g_idx' with this format; allowed: weight",
+        ),
+    ],
+)
+def test_bad_tensors_name_the_layer(make_layer, quant, name, loaded, text):
+    spec = Fp8Spec(quant, TENSOR)
+    layer = allocated(make_layer, spec, (4, 6))
+    with pytest.raises(QuantConfigError, match=rf"a\.down_proj: .*{text}"):
+        spec.load_weight(layer, name, loaded)
+    assert len(spec.missing_parts(layer)) == 3
+
+
+def test_two_names_of_one_scale_are_refused(make_layer):
+    spec = Fp8Spec(TENSOR)
+    layer = allocated(make_layer, spec, (4, 6))
+    spec.load_weight(layer, "weight_scale", torch.ones(()))
+    with pytest.raises(QuantConfigError, match="loaded twice, now as 'weight_scale_inv'"):
+        spec.load_weight(layer, "weight_scale_inv", torch.ones(()))
+
+
+def test_tensor_names_follow_the_input():
+    assert Fp8Spec(CHANNEL).tensor_names() == ("weight", "weight_scale", "weight_scale_inv")
+    assert Fp8Spec(CHANNEL, TOKEN).tensor_names() == Fp8Spec(CHANNEL).tensor_names()
+    assert Fp8Spec(CHANNEL, TENSOR).tensor_names()[-1] == "input_scale"
+
+
+def test_signature():
+    signature = Fp8Spec(block(128, 64), TENSOR).physical_signature
+    assert signature == PhysicalSignature(
+        "fp8_e4m3",
+        block_shape=(128, 64),
+        scale_dtype="fp32",
+        granularity="block",
+        storage_dtype="fp8_e4m3",
+        fields=(
+            ("activation", "fp8_e4m3"),
+            ("input_granularity", "per_tensor"),
+            ("input_scale", "static"),
+        ),
+    )
+    assert Fp8Spec(CHANNEL).physical_signature.fields == (("activation", "a16"),)
+    assert Fp8Spec(CHANNEL).physical_signature != Fp8Spec(CHANNEL, TOKEN).physical_signature
+
+
+@pytest.mark.parametrize(
+    ("weight", "act", "text"),
+    [
+        (TensorQuant("int8", "per_channel"), None, "weight is int8 per_channel; allowed: sym"),
+        (TensorQuant("fp8_e4m3", "per_channel", symmetric=False), None, "weight is .*asymmetric"),
+        (TOKEN, None, "weight is fp8_e4m3 per_channel dynamic"),
+        (CHANNEL, TensorQuant("int8", "per_channel", dynamic=True), "input is int8"),
+        (CHANNEL, CHANNEL, "a static scale is allowed per_tensor only"),
+        (
+            CHANNEL,
+            TensorQuant("fp8_e4m3", "block", dynamic=True, block_shape=(2, 8)),
+            r"allowed block_shape: \(1, group along K\)",
+        ),
+    ],
+)
+def test_other_schemes_are_refused(weight, act, text):
+    with pytest.raises(QuantConfigError, match=text):
+        Fp8Spec(weight, act)
+
+
+def loop_scale(values):
+    return max(max(abs(float(v)) for v in values) / 448, 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3, 7), (5, 9)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_token_activations(make_layer, shape, dtype):
+    spec = Fp8Spec(CHANNEL, TOKEN)
+    layer = allocated(make_layer, spec, (4, shape[-1]))
+    x = torch.randn(shape).to(dtype)
+    x.view(-1, shape[-1])[0] = 0
+    x.view(-1, shape[-1])[-1] *= 1e4
+    view = spec.quantize_activation(x, layer)
+    rows = x.reshape(-1, shape[-1]).float()
+    assert view.granularity is Granularity.PER_CHANNEL
+    assert view.x.dtype == E4M3
+    for m, row in enumerate(rows):
+        scale = torch.tensor(loop_scale(row))
+        assert view.x_scale[m] == pytest.approx(scale.item(), rel=1e-6)
+        expected = (row / view.x_scale[m]).clamp(-448, 448).to(E4M3)
+        assert torch.equal(view.x[m].float(), expected.float())
+    assert view.x.float().isfinite().all()
+
+
+def test_static_activations_saturate(make_layer):
+    spec = Fp8Spec(TENSOR, TENSOR)
+    layer = allocated(make_layer, spec, (4, 3))
+    spec.load_weight(layer, "input_scale", torch.tensor(0.5))
+    view = spec.quantize_activation(torch.tensor([[1.0, 1e6, -1e6]]), layer)
+    assert view.x.float().tolist() == [[2.0, 448.0, -448.0]]
+    assert view.x_scale.tolist() == [0.5]
+    assert view.granularity is Granularity.PER_TENSOR
+
+
+@pytest.mark.parametrize("columns", [8, 9, 15])
+def test_group_activations(make_layer, columns):
+    act = TensorQuant("fp8_e4m3", "block", dynamic=True, block_shape=(1, 4))
+    spec = Fp8Spec(block(4, 4), act)
+    layer = allocated(make_layer, spec, (4, columns))
+    x = torch.randn(3, columns * 2)[:, ::2]  # strided input
+    view = spec.quantize_activation(x, layer)
+    assert view.x_scale.shape == (3, math.ceil(columns / 4))
+    for m in range(3):
+        for k in range(columns):
+            group = x[m, k // 4 * 4 : k // 4 * 4 + 4]
+            scale = view.x_scale[m, k // 4]
+            assert scale.item() == pytest.approx(loop_scale(group), rel=1e-6)
+            assert view.x[m, k].float() == (x[m, k] / scale).clamp(-448, 448).to(E4M3).float()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_dynamic_tensor_activations(make_layer, rows):
+    spec = Fp8Spec(TENSOR, TensorQuant("fp8_e4m3", "per_tensor", dynamic=True))
+    layer = allocated(make_layer, spec, (4, 5))
+    x = torch.randn(rows, 5)
+    view = spec.quantize_activation(x, layer)
+    assert view.x.shape == (rows, 5)
+    expected = loop_scale([0, *x.flatten()])
+    assert view.x_scale.tolist() == pytest.approx([expected], rel=1e-6)
+
+
+def test_inputs_are_not_changed_and_empty_batches_work(make_layer):
+    spec = Fp8Spec(CHANNEL, TOKEN)
+    layer = allocated(make_layer, spec, (4, 5))
+    x = torch.randn(2, 5)
+    before = x.clone()
+    spec.quantize_activation(x, layer)
+    assert torch.equal(x, before)
+    view = spec.quantize_activation(torch.empty(0, 5), layer)
+    assert view.x.shape == (0, 5)
+    assert view.x_scale.shape == (0,)
+
+
+def test_weight_only_layers_do_not_quantize_inputs(make_layer):
+    spec = Fp8Spec(CHANNEL)
+    layer = allocated(make_layer, spec, (4, 5))
+    assert not spec.needs_act_quant
+    with pytest.raises(QuantConfigError, match=r"a\.down_proj: fp8_per_channel is weight-only"):
+        spec.quantize_activation(torch.zeros(1, 5), layer)

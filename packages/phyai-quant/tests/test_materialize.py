@@ -1,0 +1,99 @@
+import importlib
+import importlib.util
+
+import pytest
+
+from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
+
+# the package exports the function under the same name
+MODULE = importlib.import_module("phyai_quant.materialize")
+TOKEN_INT8 = TensorQuant("int8", "per_channel", dynamic=True)
+TOKEN_FP8 = TensorQuant("fp8_e4m3", "per_channel", dynamic=True)
+INT4 = TensorQuant("int4", "block", block_shape=(1, 128))
+ONLINE = {
+    "a16": QuantScheme(INT4, online=True),
+    "int8": QuantScheme(INT4, TOKEN_INT8, online=True),
+    "fp8": QuantScheme(INT4, TOKEN_FP8, online=True),
+    "per_channel int8": QuantScheme(TensorQuant("int8", "per_channel"), TOKEN_INT8, online=True),
+    "nvfp4": QuantScheme(
+        TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16)), online=True
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "spec_id"),
+    [
+        (None, "bf16"),
+        (QuantScheme(TensorQuant("bf16", "per_tensor")), "bf16"),
+        (QuantScheme(TensorQuant("fp8_e4m3", "per_tensor")), "fp8_per_tensor"),
+        (QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TOKEN_FP8), "fp8_per_channel"),
+        (
+            QuantScheme(TensorQuant("fp8_e4m3", "block", block_shape=(128, 64)), TOKEN_FP8),
+            "fp8_block_128_64",
+        ),
+        (
+            QuantScheme(
+                TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8, online=True
+            ),
+            "convrot_int8_g64",
+        ),
+    ],
+)
+@pytest.mark.parametrize("sm", [None, 75, 90])
+def test_schemes_that_are_executed(scheme, spec_id, sm):
+    assert materialize(scheme, sm).spec_id == spec_id
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_without_a_gpu_that_is_the_reason(name):
+    with pytest.raises(QuantConfigError, match="needs an NVIDIA GPU and there is none") as error:
+        materialize(ONLINE[name])
+    assert ONLINE[name].describe() in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "sm", "floor"), [("a16", 75, 80), ("fp8", 86, 89)])
+def test_below_the_floor_that_is_the_reason(name, sm, floor):
+    with pytest.raises(QuantConfigError, match=f"needs SM{floor} or newer and this GPU is SM{sm}"):
+        materialize(ONLINE[name], sm)
+
+
+def test_a_missing_library_is_the_reason(monkeypatch):
+    monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
+    with pytest.raises(QuantConfigError, match="humming-kernels is not installed"):
+        materialize(ONLINE["fp8"], 89)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_with_everything_there_the_version_is_the_reason(name, monkeypatch):
+    monkeypatch.setattr(MODULE, "find_spec", lambda name: importlib.util.find_spec("json"))
+    with pytest.raises(QuantConfigError, match="does not execute Humming weights yet"):
+        materialize(ONLINE[name], 90)
+
+
+def test_impossible_online_schemes_name_the_field():
+    scheme = QuantScheme(INT4, TensorQuant("fp8_e5m2", "per_channel", dynamic=True), online=True)
+    with pytest.raises(QuantConfigError, match=r"input\.dtype is fp8_e5m2; allowed: no input or"):
+        materialize(scheme, 90)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        QuantScheme(TensorQuant("int8", "per_channel")),
+        QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8),
+        QuantScheme(INT4),
+        QuantScheme(TensorQuant("fp8_e5m2", "per_channel")),
+        QuantScheme(TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16))),
+        QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32))),
+        QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TOKEN_INT8),
+        QuantScheme(TensorQuant("fp8_e4m3", "per_channel", symmetric=False)),
+        QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TensorQuant("fp8_e4m3", "per_channel")),
+        QuantScheme(TensorQuant("bf16", "per_tensor"), TOKEN_INT8),
+    ],
+    ids=lambda scheme: scheme.describe(),
+)
+def test_formats_on_disk_that_nothing_stores_are_named(scheme):
+    with pytest.raises(QuantConfigError, match="no weight format stores") as error:
+        materialize(scheme, 90)
+    assert scheme.describe() in str(error.value)

@@ -1,0 +1,43 @@
+import subprocess
+import sys
+
+import pytest
+
+import phyai_quant
+from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
+
+
+def test_public_names_are_frozen():
+    assert sorted(phyai_quant.__all__) == [
+        "Granularity",
+        "Matcher",
+        "QDType",
+        "QuantConfigError",
+        "QuantPlan",
+        "QuantScheme",
+        "Rule",
+        "TensorQuant",
+        "get_active_plan",
+        "load_quant_plan",
+        "materialize",
+        "use_quant_plan",
+    ]
+    assert all(hasattr(phyai_quant, name) for name in phyai_quant.__all__)
+
+
+def test_plans_are_read_without_torch():
+    code = (
+        "import sys, phyai_quant.policy_section, phyai_quant.importers.registry;"
+        "import phyai_quant.specs.base;"
+        "heavy = {'torch', 'piper_kernels', 'humming', 'numpy'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_asking_for_humming_does_not_import_it():
+    weight = TensorQuant("int4", "block", block_shape=(1, 128))
+    with pytest.raises(QuantConfigError):
+        materialize(QuantScheme(weight, online=True), 90)
+    assert "humming" not in sys.modules
