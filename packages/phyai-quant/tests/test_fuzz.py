@@ -12,11 +12,74 @@ from phyai_quant.importers.registry import build_plan
 from phyai_quant.policy_section import parse_quantization_section
 
 WORDS = st.just("") | st.sampled_from(
-    ["a.b", "re:(", "re:a", "Linear", ".", "fp8", "FP8", "NVFP4", "MIXED_PRECISION", "int8", "int4", "block", "group", "per_channel", "tensor", "static", "local", "rtn", "128x128", "W4A16"]
+    [
+        "a.b",
+        "re:(",
+        "re:a",
+        "Linear",
+        ".",
+        "fp8",
+        "FP8",
+        "NVFP4",
+        "MIXED_PRECISION",
+        "int8",
+        "int4",
+        "block",
+        "group",
+        "per_channel",
+        "tensor",
+        "static",
+        "local",
+        "rtn",
+        "128x128",
+        "W4A16",
+    ]
 )
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-2, 300), st.floats(), WORDS)
 KEYS = st.sampled_from(
-    ["match", "name", "glob", "regex", "scheme", "weight", "input", "dtype", "granularity", "block_shape", "symmetric", "dynamic", "rotation_group", "micro_scaled", "rules", "default", "config_groups", "targets", "weights", "input_activations", "num_bits", "type", "strategy", "group_size", "block_structure", "actorder", "ignore", "format", "kv_cache_scheme", "stage", "weight_block_size", "activation_scheme", "ignored_layers", "quant_algo", "quantization", "exclude_modules", "quantized_layers", "kv_cache_quant_algo", "id", "W4A16", "a.b"]
+    [
+        "match",
+        "name",
+        "glob",
+        "regex",
+        "scheme",
+        "weight",
+        "input",
+        "dtype",
+        "granularity",
+        "block_shape",
+        "symmetric",
+        "dynamic",
+        "rotation_group",
+        "micro_scaled",
+        "rules",
+        "default",
+        "config_groups",
+        "targets",
+        "weights",
+        "input_activations",
+        "num_bits",
+        "type",
+        "strategy",
+        "group_size",
+        "block_structure",
+        "actorder",
+        "ignore",
+        "format",
+        "kv_cache_scheme",
+        "stage",
+        "weight_block_size",
+        "activation_scheme",
+        "ignored_layers",
+        "quant_algo",
+        "quantization",
+        "exclude_modules",
+        "quantized_layers",
+        "kv_cache_quant_algo",
+        "id",
+        "W4A16",
+        "a.b",
+    ]
 )
 VALUES = st.recursive(
     LEAVES,
