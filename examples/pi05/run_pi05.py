@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from phyai.checkpoints import CheckpointError
-from phyai.dispatch import NoKernelError, PolicyError
+from phyai.dispatch import NoKernelError
 from phyai.engine import ActionChunk, Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, parse_dtype
 from phyai.models.pi05.main_pi05 import PI05Args
-from phyai.processing import Observation, ProcessingError
-from phyai_quant import QuantConfigError
+from phyai.processing import Observation
 
 RUNS = 3
 
@@ -93,10 +91,8 @@ def print_timing(label: str, chunk: ActionChunk) -> None:
     print(f"{label:<8}  {stages}")
 
 
-USER_ERRORS = (CheckpointError, NoKernelError, PolicyError, ProcessingError, QuantConfigError)
-
 if __name__ == "__main__":
     try:
         run(parse_arguments())
-    except USER_ERRORS as error:
+    except (NoKernelError, ValueError) as error:  # checkpoint, policy, quantization, device
         sys.exit(f"error: {error}")

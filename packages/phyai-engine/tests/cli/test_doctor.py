@@ -19,6 +19,12 @@ def library(module: str, distribution: str = "pillow", min_sm: int | None = None
     return Library(module, distribution, "pictures", f"pip install {distribution}", min_sm)
 
 
+@pytest.fixture
+def quick_imports(monkeypatch):
+    """Kernel libraries take seconds to import."""
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: None)
+
+
 def test_a_library_that_imports_is_usable():
     status = library_status(library("PIL"), [])
     assert status.usable
@@ -55,8 +61,7 @@ def test_a_library_ruled_out_by_the_gpu_is_not_imported(monkeypatch):
     assert not library_status(library("PIL", min_sm=80), []).usable
 
 
-def test_triton_counts_amd_gpus(monkeypatch):
-    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: None)
+def test_triton_counts_amd_gpus(quick_imports):
     assert library_status(TRITON, [RADEON]).usable
     assert not library_status(TRITON, []).usable
 
@@ -97,7 +102,7 @@ def test_amd_gpus_are_found(monkeypatch):
     assert find_gpus() == [RADEON]
 
 
-def test_the_json_report_is_complete(phyai):
+def test_the_json_report_is_complete(phyai, quick_imports):
     result = phyai("doctor", "--json")
     assert result.code == 0
     assert result.err == ""
@@ -112,7 +117,7 @@ def test_the_json_report_is_complete(phyai):
     assert report["gpus"] or report["no_gpu_reason"]
 
 
-def test_the_text_report_names_every_library_and_reason(phyai, monkeypatch):
+def test_the_text_report_names_every_library_and_reason(phyai, monkeypatch, quick_imports):
     monkeypatch.setattr(doctor, "find_gpus", list)
     result = phyai("doctor")
     assert result.code == 0
@@ -123,9 +128,8 @@ def test_the_text_report_names_every_library_and_reason(phyai, monkeypatch):
     assert "threads for torch" in result.out
 
 
-def test_gpus_are_listed(phyai, monkeypatch):
+def test_gpus_are_listed(phyai, monkeypatch, quick_imports):
     monkeypatch.setattr(doctor, "find_gpus", lambda: [H200])
-    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: None)
     result = phyai("doctor")
     assert "cuda:0         NVIDIA H200, sm90, 139.0 GiB" in result.out
     assert "none" not in result.out

@@ -150,7 +150,7 @@ class Sized:
     def describe(self):
         return {"image_resolution": [28, 28], "cameras": ["base"], "state_dim": 2}
 
-    def infer(self, observation, *, seed):
+    def infer(self, observation, *, seed, num_steps):
         self.inferred.append(observation)
 
     def explain(self):
@@ -204,8 +204,9 @@ def test_recorded_calls_are_answered_for_an_absent_gpu(phyai, sized, tmp_path, p
         *("--kernel-config", policy_file),
     )
     assert result.code == 0
-    assert sized.requests[0].device is None
-    assert sized.requests[0].kernel_config is None
+    assert sized.requests[0] == engines.EngineRequest(
+        tmp_path, dtype=engines.Precision.BF16, allow_identity_norm=True
+    )
     first = result.json["groups"][0]
     assert first["facts"]["device.arch"] == "sm90"
     assert first["matched_rules"] == ["dense"]

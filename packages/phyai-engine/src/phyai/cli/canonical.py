@@ -1,7 +1,7 @@
 """The canonical form of a kernel policy: every default written out, one spelling per thing."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     from phyai_quant import QuantScheme
 
 COMBINATORS = ("all_of", "any_of", "none_of")
-NAMESPACES = ("device", "quant", "model", "shape", "dtype", "attrs", "lib")
 RULE_FIELDS = ("prefer", "restrict_to", "use", "params", "fallback")
 
 
 def canonical_policy(file: Path, policy: "Policy") -> dict[str, Any]:
-    """Return the content of `file` with defaults, sorted matches and dotted fact paths.
+    """Return the content of `file` with defaults and dotted fact paths.
 
     The result is itself a valid policy with the same decisions and the same version.
 
@@ -54,22 +53,33 @@ def _plain(value: Any) -> Any:
 
 
 def flat_match(match: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a matcher with dotted paths instead of nested namespaces, sorted by path.
+    """Return a valid matcher with dotted paths instead of nested namespaces, in the same order.
 
     Args:
         match: Value of a rule's ``match``; None matches always.
     """
     flat: dict[str, Any] = {}
-    for key, value in (match or {}).items():
-        if key in COMBINATORS:
-            flat[key] = [flat_match(item) for item in value]
-        elif key == "when":
-            flat[key] = {word: flat_match(value[word]) for word in ("if", "then")}
-        elif isinstance(value, Mapping) and key.split(".")[0] in NAMESPACES:
-            flat |= {f"{key}.{path}": item for path, item in flat_match(value).items()}
+    repeated: list[dict[str, Any]] = []
+    for path, value in _entries(match or {}, ""):
+        if path in flat:
+            repeated.append({path: value})
         else:
-            flat[key] = value
-    return dict(sorted(flat.items()))
+            flat[path] = value
+    if repeated:
+        flat["all_of"] = [*flat.get("all_of", []), *repeated]
+    return flat
+
+
+def _entries(match: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in match.items():
+        if key in COMBINATORS:
+            yield key, [flat_match(item) for item in value]
+        elif key == "when":
+            yield key, {word: flat_match(value[word]) for word in ("if", "then")}
+        elif isinstance(value, Mapping):
+            yield from _entries(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _quantization(policy: "Policy") -> dict[str, Any] | None:

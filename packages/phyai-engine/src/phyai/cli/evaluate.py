@@ -14,6 +14,7 @@ from phyai.cli.output import (
     print_json,
     print_line,
     print_pairs,
+    status_line,
     stdout_to_stderr,
 )
 
@@ -54,7 +55,7 @@ def reach(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the first episodes (needs phyai-engine\\[plot]).",
+            help="Draw the first episode (needs phyai-engine\\[plot]).",
             metavar="PNG",
             show_default=False,
         ),
@@ -63,13 +64,13 @@ def reach(
 ) -> None:
     """Run reach episodes with fixed seeds: a 2-D pointer that goes to the disc that it is told.
 
-    Example: phyai eval reach --episodes 20 --picture episodes.png
+    Example: phyai eval reach --episodes 20 --picture episode.png
     """
     from phyai.cli.plotting import require_matplotlib
     from phyai.cli.reach import (
         CHECKPOINT,
-        RecordingPolicy,
-        draw_episodes,
+        TimedPolicy,
+        draw_episode,
         find_examples,
         import_reach,
         run_episodes,
@@ -86,15 +87,16 @@ def reach(
         dtype=dtype,
         kernel_config=kernel_config,
     )
-    policy = RecordingPolicy(engines.build_engine(request))
+    policy = TimedPolicy(engines.build_engine(request))
     with stdout_to_stderr(), make_progress() as progress:
         bar = progress.add_task("episodes", total=episodes)
-        done = run_episodes(folder, policy, episodes, seed, lambda: progress.advance(bar))
+        results = run_episodes(folder, policy, episodes, seed, lambda: progress.advance(bar))
     if picture is not None:
-        draw_episodes(folder, done, picture.expanduser())
+        with stdout_to_stderr(), status_line("Drawing"):
+            draw_episode(folder, policy.engine, seed, picture.expanduser())
     summary = {
         "checkpoint": request.checkpoint,
-        **_summary([episode.result for episode in done], policy.times_ms, seed),
+        **_summary(results, policy.times_ms, seed),
         "picture": picture,
     }
     if json_output:

@@ -1,7 +1,9 @@
 """``phyai explain``: which kernel every call uses, and why not the others."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +65,7 @@ def explain_command(
 
     With --checkpoint: loads the model, computes one chunk from a synthetic observation and reports
     every call site, identical ones merged. A --device that is not here answers for that GPU with
-    the calls recorded on this machine.
+    the calls recorded on this machine, in bf16 unless --dtype says otherwise.
 
     Without: answers one query, e.g. phyai explain --op gemm --fact shape.M=50
     --fact dtype.input=bf16 --device nvidia:sm90
@@ -191,22 +193,27 @@ def _engine_traces(
     kernel_config: Path | None,
     model: str,
 ) -> list[dict[str, Any]]:
-    absent = device is not None and not device.startswith(("cpu", "cuda"))
-    request = engines.EngineRequest(
-        checkpoint=checkpoint,
-        device=None if absent else device,
-        dtype=dtype,
-        kernel_config=None if absent else kernel_config,
-        allow_identity_norm=True,
-    )
-    engine = engines.build_engine(request)
-    with stdout_to_stderr(), status_line("Computing one chunk"):
-        engine.infer(engines.synthetic_observation(engine), seed=0)
-    traces = [trace.as_dict() for trace in engine.explain()]
-    if not absent:
-        return traces
+    if device is None or device.startswith(("cpu", "cuda")):
+        return _record(engines.EngineRequest(checkpoint, device, dtype, kernel_config))
+    # The rules of the policy are for the absent GPU; its quantization belongs to the weights.
+    from phyai.dispatch import load_policy
+    from phyai_quant import use_quant_plan
+
+    file = kernel_config or os.environ.get(engines.POLICY_VARIABLE)
+    plan = load_policy(file).quant_plan if file else None
+    request = engines.EngineRequest(checkpoint, None, dtype or engines.Precision.BF16)
+    with engines.flags_win({engines.POLICY_VARIABLE: file}), use_quant_plan(plan):
+        traces = _record(request)
     with policy_in_force(kernel_config, device, model):
         return [ask(trace["op"], **query_of(trace)) for trace in traces]
+
+
+def _record(request: engines.EngineRequest) -> list[dict[str, Any]]:
+    """Return the traces of one chunk computed from a synthetic observation."""
+    engine = engines.build_engine(replace(request, allow_identity_norm=True))
+    with stdout_to_stderr(), status_line("Computing one chunk"):
+        engine.infer(engines.synthetic_observation(engine), seed=0, num_steps=1)
+    return [trace.as_dict() for trace in engine.explain()]
 
 
 def query_of(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,10 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from phyai.cli.errors import CliError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = 3
 
@@ -61,17 +57,12 @@ def plot_actions(actions: np.ndarray, path: Path, *, title: str) -> None:
         if dim + columns >= dims:
             panel.set_xlabel("step")
             panel.tick_params(labelbottom=True)
-    save_figure(figure, path)
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write `figure` to `path` in the format of its suffix.
-
-    Raises:
-        CliError: matplotlib does not write this format.
-        OSError: The file cannot be written.
-    """
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:
-        raise CliError(f"picture {path}: {error}", "use the suffix .png, .pdf or .svg") from None
+        raise picture_error(path, error) from None
+
+
+def picture_error(path: Path, error: ValueError) -> CliError:
+    """Return the error for a picture that matplotlib refuses to write."""
+    return CliError(f"picture {path}: {error}", "use the suffix .png, .pdf or .svg")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phyai.cli.errors import CliError
+from phyai.cli.plotting import picture_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +21,6 @@ EXAMPLE = Path("examples", "pi05")
 PACKAGE = "reach"
 MARKER = Path(PACKAGE, "evaluate.py")
 CHECKPOINT = Path(PACKAGE, "checkpoint")
-PICTURE_COLUMNS = 4
-PICTURE_EPISODES = 12
 
 
 def find_examples(given: Path | None) -> Path:
@@ -70,40 +69,29 @@ def import_reach(examples: Path, module: str) -> Any:
         ) from None
 
 
-@dataclass
-class RecordingPolicy:
-    """An engine as a policy that remembers its times and actions.
+@dataclass(frozen=True)
+class TimedPolicy:
+    """An engine as a reach policy that remembers how long it took.
 
     Attributes:
         engine: What answers.
         times_ms: Wall time of each call.
-        actions: Chunks of the running episode, [steps, 2] each, robot units.
     """
 
     engine: "Engine"
     times_ms: list[float] = field(default_factory=list)
-    actions: list["np.ndarray"] = field(default_factory=list)
 
     def __call__(self, observation: "Observation", *, seed: int) -> "np.ndarray":
         """Return the actions [steps, 2] for one observation; `seed` fixes the noise."""
         started = time.perf_counter()
         actions = self.engine.infer(observation, seed=seed).actions
         self.times_ms.append((time.perf_counter() - started) * 1e3)
-        self.actions.append(actions)
         return actions
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One episode: its outcome and the chunks of actions that were returned."""
-
-    result: Any
-    actions: tuple["np.ndarray", ...]
-
-
 def run_episodes(
-    examples: Path, policy: RecordingPolicy, episodes: int, seed: int, advance: Callable[[], None]
-) -> list[Episode]:
+    examples: Path, policy: TimedPolicy, episodes: int, seed: int, advance: Callable[[], None]
+) -> list[Any]:
     """Evaluate `policy` on episodes with the seeds ``seed``, ``seed + 1``, ...
 
     Args:
@@ -112,64 +100,34 @@ def run_episodes(
         episodes: Number of episodes.
         seed: Seed of the first one.
         advance: Called after each episode.
+
+    Returns:
+        The ``reach.evaluate.EpisodeResult`` of each.
     """
     module = import_reach(examples, "evaluate")
-    done = []
+    results = []
     for index in range(episodes):
-        policy.actions.clear()
-        outcome = module.evaluate(policy, episodes=1, seed=seed + index)
-        done.append(Episode(outcome.episodes[0], tuple(policy.actions)))
+        results.extend(module.evaluate(policy, episodes=1, seed=seed + index).episodes)
         advance()
-    return done
+    return results
 
 
-def draw_episodes(examples: Path, episodes: list[Episode], path: Path) -> None:
-    """Draw the first episodes: the scene at the start, and the way of the pointer over it.
+def draw_episode(examples: Path, engine: "Engine", seed: int, path: Path) -> None:
+    """Run the episode `seed` once more and draw moments of it side by side.
 
     Args:
         examples: Folder that holds the ``reach`` package.
-        episodes: What `run_episodes` returned.
+        engine: The policy.
+        seed: Seed of the episode.
         path: Picture file; the suffix picks the format.
 
     Raises:
         CliError: The format is unknown.
         OSError: The file cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    from phyai.cli.plotting import save_figure
-
-    shown = episodes[:PICTURE_EPISODES]
-    columns = min(PICTURE_COLUMNS, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(2.6 * columns, 2.9 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    half = import_reach(examples, "scene").View.BASE.value
-    for panel in panels.flat:
-        panel.set_axis_off()
-    for episode, panel in zip(shown, panels.flat, strict=False):
-        scene, way = _replay(examples, episode)
-        panel.imshow(scene, extent=(-half, half, -half, half))
-        panel.plot(*way.T, color="black", linewidth=1.2)
-        panel.plot(*way[-1], marker="o", markersize=5, color="black")
-        outcome = "reached" if episode.result.success else "missed"
-        panel.set_title(
-            f"{episode.result.task}\n{outcome}, {episode.result.steps} steps", fontsize=8
-        )
-    save_figure(figure, path)
-
-
-def _replay(examples: Path, episode: Episode) -> tuple["np.ndarray", "np.ndarray"]:
-    """Return the first picture [H, W, 3] and the positions [steps + 1, 2] of an episode."""
-    import numpy as np
-
-    environment = import_reach(examples, "env").ReachEnv(render_mode="rgb_array")
-    execute = import_reach(examples, "sizes").ACTION_STEPS
-    observation, _ = environment.reset(seed=episode.result.seed)
-    scene = environment.render()
-    positions = [observation["state"][:2]]
-    executed = np.concatenate([chunk[:execute] for chunk in episode.actions])
-    for action in executed[: episode.result.steps]:
-        observation, *_ = environment.step(action)
-        positions.append(observation["state"][:2])
-    return scene, np.stack(positions)
+    rollout = import_reach(examples, "rollout")
+    recorded = rollout.record(TimedPolicy(engine), seed=seed)
+    try:
+        rollout.draw_rollout(path, recorded)
+    except ValueError as error:
+        raise picture_error(path, error) from None

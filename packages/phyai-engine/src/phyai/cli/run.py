@@ -90,11 +90,11 @@ def run_pi05(
         allow_identity_norm=allow_identity_norm,
         savings=not no_savings,
     )
+    from phyai.processing import Observation
+
     started = time.perf_counter()
     engine = engines.build_engine(request)
     load_ms = (time.perf_counter() - started) * 1e3
-    from phyai.processing import Observation
-
     observation = Observation(images=pictures, state=numbers, task=task)
     with stdout_to_stderr(), status_line("Computing actions"):
         chunk = engine.infer(observation, seed=seed, num_steps=steps)

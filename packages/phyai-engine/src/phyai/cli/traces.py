@@ -71,7 +71,7 @@ def _facts_text(facts: Mapping[str, Any], *, shapes: bool) -> str:
     for name, value in sorted(facts.items()):
         is_shape = name.startswith(SHAPE_PREFIX)
         hidden = name.startswith(COMMON_PREFIXES) or name in INDIVIDUAL_FACTS or "." not in name
-        if is_shape == shapes and not hidden:
+        if is_shape == shapes and not hidden and value is not None:
             words.append(f"{name.removeprefix(SHAPE_PREFIX)}={value}")
     return " ".join(words)
 
