@@ -12,7 +12,7 @@ from reach.scene import View, render, to_uint8
 from reach.world import Layout, Pointer, sample_layouts
 
 CAMERAS = ("base", "wrist")
-STATISTICS_SAMPLES = 1 << 18
+STATISTICS_SAMPLES = 1 << 16
 _STATISTICS_SEED = 20250
 
 

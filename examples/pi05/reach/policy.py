@@ -1,7 +1,7 @@
 """The engine's own model, made trainable: first weights, export of weights, batched inference."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def build_model(
     return model.requires_grad_(True)
 
 
-def _reader(tensor: Tensor):  # noqa: ANN202
+def _reader(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 

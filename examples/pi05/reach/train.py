@@ -96,12 +96,18 @@ class _Progress:
         used = max(self.step / self.options.steps, self.minutes / self.options.minutes)
         return min(used, 1.0)
 
-    @property
-    def learning_rate(self) -> float:
-        """Linear warm-up, then half a cosine down to a small share of the peak."""
-        ramp = min(1.0, (self.step + 1) / self.options.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * self.share))
-        return self.options.learning_rate * ramp * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)
+
+def learning_rate(options: TrainingOptions, step: int, share: float) -> float:
+    """Linear warm-up over the first steps, times a half cosine over the budget.
+
+    Args:
+        options: peak and length of the warm-up.
+        step: steps done so far.
+        share: part of the budget that is used, 0 to 1.
+    """
+    ramp = min(1.0, (step + 1) / options.warmup)
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
+    return options.learning_rate * ramp * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)
 
 
 def chunk_loss(model: PI05Model, batch: TrainingBatch, generator: torch.Generator) -> Tensor:
@@ -134,7 +140,6 @@ def train(
     """
     config = reach_config() if config is None else config
     device = torch.device(options.device)
-    torch.set_float32_matmul_precision("high")
     statistics = dataset_statistics()
     on_device = statistics.to(device)
     prompts = PromptTable.build(build_tokenizer(), statistics.state, device)
@@ -148,7 +153,7 @@ def train(
     recent: list[Tensor] = []
     while progress.share < 1.0:
         for group in optimiser.param_groups:
-            group["lr"] = progress.learning_rate
+            group["lr"] = learning_rate(options, progress.step, progress.share)
         batch = sample_batch(options.batch, generator, device, prompts)
         batch = prepare(batch, on_device, config)
         with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
@@ -196,7 +201,7 @@ def _print(progress: _Progress, recent: list[Tensor]) -> None:
     last = torch.stack(recent[-progress.options.log_every :]).mean().item()
     print(
         f"step {progress.step:6d}  {progress.minutes:6.2f} min  loss {last:.4f}  "
-        f"learning rate {progress.learning_rate:.2e}",
+        f"{progress.share:.0%} of the budget",
         flush=True,
     )
 
@@ -247,6 +252,7 @@ def parse_options(arguments: list[str] | None = None) -> TrainingOptions:
 
 def main() -> None:
     """Command line."""
+    torch.set_float32_matmul_precision("high")
     entry = train(parse_options())
     print(f"exported step {entry['step']:.0f} with success {entry['success']:.1%}")
 

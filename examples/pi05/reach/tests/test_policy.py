@@ -1,10 +1,14 @@
 import pytest
 import torch
-from reach.data import observe
+from reach.data import dataset_statistics, observe
+from reach.env import ReachEnv
+from reach.evaluate import EngineRollout, load_engine, to_observation
 from reach.export import export_checkpoint
 from reach.normalisation import denormalise
 from reach.policy import batch_policy, build_model, checkpoint_tensors, initial_tensors
-from reach.world import at_rest, sample_layouts
+from reach.prompts import PromptTable
+from reach.tokenizer import build_tokenizer
+from reach.world import at_rest, episode_layouts, sample_layouts
 
 from phyai.checkpoints import CheckpointError
 from phyai.models.pi05.loading import load_pi05
@@ -101,3 +105,19 @@ def test_model_follows_changed_weights(small_config, tensors, statistics, observ
     fresh = build_model(small_config, checkpoint_tensors(model), "cpu")
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, batch_policy(fresh, statistics)(observation, [1, 2, 3]))
+
+
+def test_engine_answers_like_the_batched_policy(small_config, tensors, tmp_path):
+    """The whole way, with pictures, prompt and statistics: the engine on one observation."""
+    statistics = dataset_statistics(512)
+    rounded = {name: value.bfloat16().float() for name, value in tensors.items()}
+    export_checkpoint(tmp_path, rounded, small_config, statistics)
+    rollout = EngineRollout(load_engine(tmp_path, "cpu", "float32"))
+    env = ReachEnv()
+    seen, _ = env.reset(seed=12)
+    got = rollout(to_observation(seen), seed=34)
+    table = PromptTable.build(build_tokenizer(), statistics.state)
+    policy = batch_policy(build_model(small_config, rounded, "cpu"), statistics)
+    layout = episode_layouts([12])
+    expected = policy(observe(layout, at_rest(layout.start), table), [34])[0]
+    torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-6)

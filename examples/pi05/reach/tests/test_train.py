@@ -7,7 +7,14 @@ from reach.data import sample_batch
 from reach.losses import flow_matching_loss
 from reach.normalisation import denormalise
 from reach.policy import build_model, initial_tensors
-from reach.train import TrainingOptions, chunk_loss, parse_options, prepare, train
+from reach.train import (
+    TrainingOptions,
+    chunk_loss,
+    learning_rate,
+    parse_options,
+    prepare,
+    train,
+)
 from safetensors.torch import load_file
 
 
@@ -74,7 +81,15 @@ def test_a_short_run_exports_its_best_weights(tmp_path, small_config):
     assert not torch.equal(stored[f"model.{name}"], first[name].bfloat16())
 
 
-def test_learning_rate_and_budget(tmp_path, small_config):
+def test_learning_rate_warms_up_and_falls():
+    options = TrainingOptions(out=None, learning_rate=2.0, warmup=10)
+    assert learning_rate(options, 0, 0.0) == pytest.approx(0.2)
+    assert learning_rate(options, 9, 0.0) == learning_rate(options, 500, 0.0) == 2.0
+    assert learning_rate(options, 500, 0.5) == pytest.approx(2.0 * 0.51)
+    assert learning_rate(options, 500, 1.0) == pytest.approx(2.0 * 0.02)
+
+
+def test_budget_of_steps_and_of_minutes(tmp_path, small_config):
     """A stand-in for the loss sees as many steps as the budget allows."""
     calls = []
 
