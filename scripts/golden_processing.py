@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from golden_policies import ACTION_DIM, CAMERAS, CHUNK_SIZE, STATE_DIM, build_config
+from golden_policies import ACTION_DIM, CAMERAS, CHUNK_SIZE, MAX_DIM, STATE_DIM, build_config
 from lerobot_tiny import IMAGE_PREFIX, lerobot_observation
 from safetensors.torch import save_file
 from torch import Tensor
@@ -87,8 +87,9 @@ def write_processing(policy: Any, directory: Path) -> None:
     Per observation: ``image.<camera>`` uint8 ``[H, W, 3]``, ``state`` ``[state_dim]``, and what
     LeRobot makes of them: ``tokens`` int64 and ``token_mask`` bool ``[L]``, ``normalized_state``
     ``[state_dim]`` and ``model_image.<camera>`` ``[3, side, side]``. Then ``normalized_actions``
-    and ``actions`` ``[T, action_dim]``. The metadata field ``cases`` is JSON: task and prompt per
-    observation.
+    and ``actions`` ``[T, action_dim]``, and the whole way from the observation: ``chunk_noise``
+    ``[T, max_action_dim]`` and ``chunk_actions`` ``[T, action_dim]`` in robot units. The metadata
+    field ``cases`` is JSON: task and prompt per observation.
     """
     preprocessor, postprocessor = make_processors(policy.config, directory)
     preprocessor.save_pretrained(directory)
@@ -105,6 +106,10 @@ def write_processing(policy: Any, directory: Path) -> None:
         actions = torch.randn(1, CHUNK_SIZE, ACTION_DIM, generator=generator)
         tensors[f"{name}.normalized_actions"] = actions[0]
         tensors[f"{name}.actions"] = postprocessor(actions)[0]
+        noise = torch.randn(1, CHUNK_SIZE, MAX_DIM, generator=generator)
+        tensors[f"{name}.chunk_noise"] = noise[0]
+        chunk = policy.predict_action_chunk(processed, noise=noise)
+        tensors[f"{name}.chunk_actions"] = postprocessor(chunk)[0]
     _save(tensors, texts, directory)
 
 

@@ -3,13 +3,18 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from phyai.checkpoints import CheckpointError
+from phyai.engine import Engine, EngineArgs
+from phyai.engine_config import DeviceConfig, EngineConfig
 from phyai.models.pi05.loading import load_pi05
+from phyai.models.pi05.main_pi05 import PI05Args
+from phyai.processing import Observation
 
 FAMILIES = ("pi05", "pi0")
 GROUP = "mixed_cameras"
@@ -109,6 +114,34 @@ def test_openpi_layout(golden, write_variant, family):
     assert model.config.layout == "openpi"
     assert model.config.chunk_size == 6
     assert_gives_golden_actions(golden(family), checkpoint)
+
+
+def test_openpi_layout_with_its_statistics(golden, write_variant):
+    """Actions of a robot preset are unnormalised by the quantiles under ``assets``."""
+    case = golden("pi05")
+    checkpoint = write_variant("pi05", tied, OPENPI_CONFIG)
+    low, high = torch.linspace(-2, -1, 8), torch.linspace(1, 4, 8)
+    stats = {"q01": low.tolist(), "q99": high.tolist(), "mean": [0.0] * 8, "std": [1.0] * 8}
+    assets = checkpoint / "assets" / "physical-intelligence" / "libero"
+    assets.mkdir(parents=True)
+    (assets / "norm_stats.json").write_text(
+        json.dumps({"norm_stats": {"state": stats, "actions": stats}})
+    )
+    args = PI05Args(
+        checkpoint_dir=checkpoint,
+        preset="openpi/pi05_libero",
+        tokenizer_path=case.checkpoint / "tokenizer.model",
+    )
+    config = EngineConfig(device=DeviceConfig("cpu", torch.float32))
+    engine = Engine(EngineArgs(plugin="pi05", plugin_args=args, config=config))
+    image = case.cases["single.images"][0, 0].permute(1, 2, 0).numpy()
+    observation = Observation(
+        {"observation/image": image, "observation/wrist_image": image}, np.zeros(8), "reach"
+    )
+    chunk = engine.infer(observation, noise=case.noise("single"))
+    normalized = torch.from_numpy(chunk.normalized)
+    expected = (normalized + 1) / 2 * (high - low + 1e-6) + low
+    assert_close(torch.from_numpy(chunk.actions), expected[:, :7], atol=1e-5, rtol=0)
 
 
 def test_shards(golden, write_variant):
