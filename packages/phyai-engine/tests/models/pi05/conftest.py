@@ -71,11 +71,14 @@ def load_model() -> Callable[..., PI05Model]:
 
     @cache
     def load(
-        family: str, dtype: torch.dtype = torch.float32, savings: Savings | None = None
+        family: str,
+        dtype: torch.dtype = torch.float32,
+        savings: Savings | None = None,
+        device: str = "cpu",
     ) -> PI05Model:
         chosen = Savings.all() if savings is None else savings
         checkpoint = _golden(family).checkpoint
-        return load_pi05(checkpoint, params_dtype=dtype, savings=chosen)
+        return load_pi05(checkpoint, device=device, params_dtype=dtype, savings=chosen)
 
     return load
 
