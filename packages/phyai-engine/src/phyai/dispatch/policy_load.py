@@ -113,7 +113,8 @@ def _quant_plan(document: Document, section: Any) -> "QuantPlan | None":
     lines: list[int | None] = []
 
     def line_of(path: Path_) -> None:
-        lines.append(document.line(path))
+        rooted = path if path[:1] == ("quantization",) else ("quantization", *path)
+        lines.append(document.line(rooted))
 
     try:
         return parse_quantization_section(section, line_of=line_of)

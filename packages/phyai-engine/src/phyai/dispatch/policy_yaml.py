@@ -85,6 +85,8 @@ def parse_document(text: str, source: str = "") -> Document:
     try:
         _check_depth(text, source)
         node = YAML(typ="safe", pure=True).compose(text)
+    except PolicyError:
+        raise
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
@@ -192,6 +194,8 @@ class _Builder:
                     return value
         except ValueError:
             pass
+        if tag not in {"int", "float", "timestamp", "value"}:
+            self.fail(node, path, f"tag {node.tag} is not allowed")
         raise self.error(node, path, f"value {text[:40]!r} is not a plain value; quote it")
 
 

@@ -1,0 +1,206 @@
+import json
+
+import pytest
+import torch
+
+from phyai.dispatch import (
+    CallSite,
+    KernelConfig,
+    KernelQuery,
+    Selector,
+    initialize_kernel_system,
+    policy_from_mapping,
+    set_kernel_selector,
+)
+
+TIMES = {"fast.toy": 3.0, "mid.toy": 1.0, "slow.toy": 2.0}
+
+
+class Hook:
+    def __init__(self, times=TIMES):
+        self.times, self.measured = times, []
+
+    def __call__(self, impl, facts, selection):
+        self.measured.append(impl.kernel_id)
+        time = self.times[impl.kernel_id]
+        if isinstance(time, Exception):
+            raise time
+        return time
+
+
+def tuned(catalog, hook, policy=None, **options):
+    parsed = policy_from_mapping({"profile": "autotune", **(policy or {})}, catalog=catalog)
+    return Selector(catalog, parsed, device="cpu", benchmark=hook, **options)
+
+
+def query(**facts):
+    return KernelQuery.build("toy", **{"dtype": "bf16", **facts})
+
+
+def test_the_fastest_row_wins_and_the_trace_says_so(toy):
+    selector = tuned(toy, Hook())
+    selection = selector.select(query())
+    assert selection.kernel_id == "mid.toy"
+    assert selection.trace.autotuned
+    times = {row.kernel_id: row.benchmark_ms for row in selection.trace.candidates}
+    assert times == TIMES
+    assert "measured: 1.0000 ms" in selection.trace.text
+    assert selector.explain(query()).selected == "mid.toy"
+
+
+def test_policy_narrows_what_is_measured(toy):
+    hook = Hook()
+    policy = {"rules": [{"prefer": ["fast.toy", "slow.toy"]}]}
+    assert tuned(toy, hook, policy).select(query()).kernel_id == "slow.toy"
+    assert hook.measured == ["fast.toy", "slow.toy"]
+    strict = tuned(toy, hook, {"overrides": [{"restrict_to": "*.toy"}]})
+    assert strict.select(query()).kernel_id == "fast.toy"
+    assert len(hook.measured) == 2
+
+
+def test_rows_that_cannot_be_measured_are_skipped(toy):
+    hook = Hook({**TIMES, "mid.toy": RuntimeError("no inputs")})
+    assert tuned(toy, hook).select(query()).kernel_id == "slow.toy"
+    nothing = Hook(dict.fromkeys(TIMES, NotImplementedError()))
+    selection = tuned(toy, nothing).select(query())
+    assert selection.kernel_id == "fast.toy"
+    assert not selection.trace.autotuned
+
+
+def test_static_profile_and_missing_hook_do_not_measure(toy):
+    assert tuned(toy, None).select(query()).kernel_id == "fast.toy"
+    hook = Hook()
+    static = Selector(toy, policy_from_mapping({}, catalog=toy), device="cpu", benchmark=hook)
+    assert static.select(query()).kernel_id == "fast.toy"
+    assert hook.measured == []
+
+
+def test_winner_is_stored_and_reused_within_a_power_of_two_of_rows(toy, tmp_path):
+    cache = tmp_path / "deep" / "winners.json"
+    hook = Hook()
+    tuned(toy, hook, autotune_cache=cache).select(query(shape={"M": 50}))
+    assert list(json.loads(cache.read_text()).values()) == ["mid.toy"]
+    assert [path.name for path in cache.parent.iterdir()] == ["winners.json"]
+    again = tuned(toy, hook, autotune_cache=cache)
+    assert again.explain(query(shape={"M": 64})).selected == "mid.toy"
+    assert again.select(query(shape={"M": 33})).kernel_id == "mid.toy"
+    assert len(hook.measured) == 3
+    again.select(query(shape={"M": 65}))
+    assert len(hook.measured) == 6
+
+
+def test_capture_uses_the_eager_winner_but_never_measures(toy):
+    hook = Hook({**TIMES, "slow.toy": 0.5})
+    selector = tuned(toy, hook)
+    assert selector.select(query(mode="capture")).kernel_id == "mid.toy"
+    assert hook.measured == []
+    rule = {"rules": [{"prefer": ["mid.toy", "slow.toy"]}]}
+    both_safe = tuned(toy, hook, rule)
+    assert both_safe.select(query()).kernel_id == "slow.toy"
+    measured = len(hook.measured)
+    assert both_safe.select(query(mode="capture")).kernel_id == "slow.toy"
+    assert len(hook.measured) == measured
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{broken", '{"a": 1}'])
+def test_broken_cache_files_are_ignored_and_replaced(toy, tmp_path, content):
+    cache = tmp_path / "winners.json"
+    cache.write_text(content)
+    assert tuned(toy, Hook(), autotune_cache=cache).select(query()).kernel_id == "mid.toy"
+    assert list(json.loads(cache.read_text()).values()) == ["mid.toy"]
+
+
+def test_unwritable_cache_does_not_stop_selection(toy, tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    selector = tuned(toy, Hook(), autotune_cache=blocker / "winners.json")
+    assert selector.select(query()).kernel_id == "mid.toy"
+
+
+def test_call_sites_tune_each_shape(toy):
+    hook = Hook()
+    set_kernel_selector(tuned(toy, hook))
+    site = CallSite("toy", dims={"M": 4})
+    for rows in (4, 4, 100):
+        site.select(device="cpu", dtype={"input": torch.bfloat16}, dims={"M": rows})
+    assert len(hook.measured) == 6
+
+
+@pytest.mark.parametrize(
+    ("op", "facts"),
+    [
+        (
+            "gemm",
+            {
+                "dtype": {"input": "fp32", "output": "fp32"},
+                "quant": {"format": "bf16"},
+                "dims": {"M": 3, "N": 5, "K": 7},
+            },
+        ),
+        (
+            "rmsnorm",
+            {
+                "dtype": {"input": "bf16", "weight": "fp32"},
+                "dims": {"tokens": 3, "hidden": 7},
+                "attrs": {"variant": "gemma"},
+            },
+        ),
+        (
+            "rmsnorm_add",
+            {
+                "dtype": {"input": "fp16", "weight": "fp16", "residual": "fp32"},
+                "dims": {"tokens": 3, "hidden": 7},
+                "attrs": {"variant": "rms"},
+            },
+        ),
+        (
+            "layernorm",
+            {
+                "dtype": {"input": "fp32", "weight": "fp32", "bias": "fp32"},
+                "dims": {"tokens": 3, "hidden": 7},
+                "attrs": {"bias": True},
+            },
+        ),
+    ],
+)
+def test_built_in_measurement_runs_and_picks_the_faster_row(op, facts, monkeypatch):
+    """A second row, ten milliseconds slower but of higher priority, must lose."""
+    import time
+
+    from phyai.dispatch import bootstrap
+    from phyai.dispatch.catalog import build_catalog
+    from phyai.dispatch.conditions import eq
+    from phyai.dispatch.opspec import Impl
+
+    catalog = build_catalog()
+    reference = next(impl for impl in catalog.impls(op) if impl.reference)
+
+    def prepare_slow(known, params):
+        run = reference.prepare(known, params)
+
+        def slow(*args):
+            time.sleep(0.01)
+            return run(*args)
+
+        return slow
+
+    row = Impl(kernel_id=f"slow.{op}", op=op, when=eq("op", op), prepare=prepare_slow, priority=19)
+    catalog.register(row)
+    monkeypatch.setattr(bootstrap, "build_catalog", lambda: catalog)
+    selector = initialize_kernel_system(KernelConfig(profile="autotune"), device="cpu")
+    selection = selector.select(KernelQuery.build(op, **facts))
+    assert selection.kernel_id == reference.kernel_id
+    assert selection.trace.autotuned
+
+
+def test_quantized_gemm_and_attention_fall_back_to_priority():
+    selector = initialize_kernel_system(KernelConfig(profile="autotune"), device="cpu")
+    gemm = KernelQuery.build(
+        "gemm", dtype="fp32", quant={"format": "int8", "layout": "convrot"}, dims={"M": 1}
+    )
+    assert not selector.select(gemm).trace.autotuned
+    attention = KernelQuery.build(
+        "attention", dtype="fp32", attrs={"layout": "padded", "causal": False}
+    )
+    selection = selector.select(attention)
+    assert (selection.kernel_id, selection.trace.autotuned) == ("sdpa.attention", False)

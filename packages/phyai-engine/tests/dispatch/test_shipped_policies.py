@@ -1,0 +1,182 @@
+"""Each shipped policy: its rows, its layers, and why a host without a GPU refuses it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from phyai.dispatch import KernelQuery, ModelContext, NoKernelError, Selector, load_policy
+
+PI05 = Path(__file__).parents[4] / "examples" / "pi05"
+LANGUAGE = "paligemma_with_expert.paligemma.model.language_model.layers"
+EXPERT = "paligemma_with_expert.gemma_expert.model.layers"
+
+# variant: (row, weight dtype, block, activation dtype, oldest architecture for bf16)
+HUMMING = {
+    "w4a16": ("w4a16", "int4", (1, 128), None, "sm80"),
+    "w8a16": ("w8a16", "int8", (1, 128), None, "sm80"),
+    "w4a8_int8": ("int4_a8", "int4", (1, 128), "int8", "sm80"),
+    "w4a8_fp8_e4m3": ("int4_a8", "int4", (1, 128), "fp8_e4m3", "sm89"),
+    "w8a8_int8": ("int8_a8", "int8", (1, 128), "int8", "sm80"),
+    "fp8_e4m3_a16": ("fp8_a16", "fp8_e4m3", None, None, "sm80"),
+    "fp8_e4m3_a8": ("fp8_a8", "fp8_e4m3", None, "fp8_e4m3", "sm89"),
+    "fp8_e4m3_block_a8": ("fp8_a8", "fp8_e4m3", (128, 128), "fp8_e4m3", "sm89"),
+    "fp8_e5m2_a16": ("fp8_a16", "fp8_e5m2", None, None, "sm80"),
+    "fp8_e5m2_a8": ("fp8_a8", "fp8_e5m2", None, "fp8_e5m2", "sm89"),
+    "fp8_e5m2_block_a8": ("fp8_a8", "fp8_e5m2", (128, 128), "fp8_e5m2", "sm89"),
+    "mxfp4_a16": ("mxfp4_a16", "mxfp4", (1, 32), None, "sm80"),
+    "nvfp4_a16": ("nvfp4_a16", "nvfp4", (1, 16), None, "sm80"),
+}
+OLDER = {"sm80": "sm75", "sm89": "sm87"}
+QUANTIZED = [
+    f"{LANGUAGE}.0.self_attn.qkv_proj",
+    f"{LANGUAGE}.17.self_attn.o_proj",
+    f"{EXPERT}.5.mlp.gate_up_proj",
+    f"{EXPERT}.10.mlp.down_proj",
+]
+UNTOUCHED = [
+    "paligemma_with_expert.paligemma.model.vision_tower.vision_model.encoder.layers.0.mlp.fc1",
+    "paligemma_with_expert.paligemma.model.multi_modal_projector.linear",
+    "paligemma_with_expert.paligemma.lm_head",
+    f"{EXPERT}.3.input_layernorm.dense",
+    f"{EXPERT}.3.mlp.down_proj.extra",
+    f"prefix.{EXPERT}.3.mlp.down_proj",
+    "action_in_proj",
+    "action_out_proj",
+    "time_mlp_in",
+    "time_mlp_out",
+]
+
+
+@pytest.fixture(autouse=True)
+def _libraries(monkeypatch):
+    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
+
+
+def humming_query(variant, device, dtype="bf16"):
+    _, weight, block, activation, _ = HUMMING[variant]
+    quant = {
+        "format": weight,
+        "layout": "humming",
+        "block_shape": block,
+        "granularity": "block" if block else "per_channel",
+        "fields": {"activation": activation or "a16"},
+    }
+    dims = {"M": 50, "N": 8192, "K": 1024}
+    dtypes = {"input": dtype, "output": dtype}
+    return KernelQuery.build("gemm", device=device, dtype=dtypes, quant=quant, dims=dims)
+
+
+def test_the_thirteen_presets_are_there():
+    names = {path.stem for path in (PI05 / "kernel_policies").glob("humming_*.yaml")}
+    assert names == {f"humming_{variant}" for variant in HUMMING}
+
+
+@pytest.mark.parametrize("variant", HUMMING)
+def test_humming_preset(variant, catalog):
+    row, weight, block, activation, floor = HUMMING[variant]
+    policy = load_policy(PI05 / "kernel_policies" / f"humming_{variant}.yaml", catalog=catalog)
+    scheme = policy.quant_plan.resolve(QUANTIZED[0])
+    assert (scheme.weight.dtype, scheme.weight.block_shape) == (weight, block)
+    assert (scheme.input.dtype if scheme.input else None) == activation
+    assert scheme.weight.micro_scaled is (weight in {"mxfp4", "nvfp4"})
+    assert scheme.online
+    assert all(policy.quant_plan.resolve(name) == scheme for name in QUANTIZED)
+    assert all(policy.quant_plan.resolve(name) is None for name in UNTOUCHED)
+
+    selector = Selector(catalog, policy, device="cpu", model=ModelContext("pi05"))
+    chosen = selector.explain(humming_query(variant, f"nvidia:{floor}"))
+    assert chosen.selected == f"humming.gemm.{row}"
+    assert chosen.matched_rules == ("humming-quantized-linear",)
+    eligible = [candidate.kernel_id for candidate in chosen.candidates if candidate.eligible]
+    assert eligible == [f"humming.gemm.{row}"]
+    assert selector.explain(humming_query(variant, f"nvidia:{OLDER[floor]}")).selected is None
+
+    with pytest.raises(NoKernelError) as caught:
+        selector.select(humming_query(variant, "cpu"))
+    assert "rule 'humming-quantized-linear'" in str(caught.value)
+    text = str(caught.value)
+    reason = text[text.index(f"no humming.gemm.{row}:") :].splitlines()[1]
+    assert reason.strip() == "rejected: device.vendor == 'nvidia': is 'cpu'"
+
+
+def test_mxfp4_needs_bf16(catalog):
+    policy = load_policy(PI05 / "kernel_policies" / "humming_mxfp4_a16.yaml", catalog=catalog)
+    selector = Selector(catalog, policy, device="cpu")
+    trace = selector.explain(humming_query("mxfp4_a16", "nvidia:sm90", "fp16"))
+    rows = {row.kernel_id: row for row in trace.candidates}
+    assert "dtype.output == 'bf16': is 'fp16'" in rows["humming.gemm.mxfp4_a16"].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"N": 96}, "shape.N % 64 == 0: is 96"),
+        ({"K": 1000}, "shape.K % 32 == 0: is 1000"),
+    ],
+)
+def test_misaligned_shapes_are_explained(catalog, change, reason):
+    policy = load_policy(PI05 / "kernel_policies" / "humming_w4a16.yaml", catalog=catalog)
+    selector = Selector(catalog, policy, device="cpu")
+    dims = {"M": 1, "N": 8192, "K": 1024, **change}
+    quant = {"format": "int4", "layout": "humming", "fields": {"activation": "a16"}}
+    query = KernelQuery.build(
+        "gemm",
+        device="nvidia:sm90",
+        dtype={"input": "bf16", "output": "bf16"},
+        quant=quant,
+        dims=dims,
+    )
+    rows = {row.kernel_id: row.reason for row in selector.explain(query).candidates}
+    assert rows["humming.gemm.w4a16"] == reason
+
+
+@pytest.mark.parametrize(
+    "path", ["kernel_policy.yaml", *(f"kernel_policies/humming_{v}.yaml" for v in HUMMING)]
+)
+def test_expert_attention_rule(path, catalog):
+    policy = load_policy(PI05 / path, catalog=catalog)
+    selector = Selector(catalog, policy, device="cpu", model=ModelContext("pi05"))
+
+    def ask(role, device, dtype="bf16"):
+        return selector.explain(
+            KernelQuery.build(
+                "attention_paged",
+                role=role,
+                device=device,
+                dtype=dtype,
+                dims={"tokens": 50, "heads": 8, "kv_heads": 1, "head_dim": 256},
+                attrs={"layout": "paged", "causal": False},
+            )
+        )
+
+    assert ask("expert", "nvidia:sm90").selected == "flashinfer.attention_paged.fa2"
+    assert ask("expert", "nvidia:sm90", "fp32").selected == "eager.attention_paged"
+    assert ask("prefix", "nvidia:sm90").selected == "flashinfer.attention_paged"
+    assert ask("expert", "nvidia:sm80").matched_rules == ()
+    on_cpu = ask("expert", "cpu")
+    assert (on_cpu.selected, on_cpu.matched_rules) == ("eager.attention_paged", ())
+    rows = {row.kernel_id: row.reason for row in on_cpu.candidates}
+    assert rows["flashinfer.attention_paged.fa2"] == "device.vendor == 'nvidia': is 'cpu'"
+
+
+def test_convrot_runs_on_every_device(catalog):
+    policy = load_policy(PI05 / "kernel_policies" / "convrot_int8.yaml", catalog=catalog)
+    scheme = policy.quant_plan.resolve(QUANTIZED[0])
+    assert (scheme.weight.dtype, scheme.weight.rotation_group) == ("int8", 64)
+    assert (scheme.input.dtype, scheme.input.dynamic) == ("int8", True)
+    assert all(policy.quant_plan.resolve(name) == scheme for name in QUANTIZED)
+    assert all(policy.quant_plan.resolve(name) is None for name in UNTOUCHED)
+    selector = Selector(catalog, policy, device="cpu")
+    quant = {"format": "int8", "layout": "convrot"}
+    for device in ("cpu", "nvidia:sm90", "amd:gfx1201"):
+        query = KernelQuery.build("gemm", device=device, dtype="bf16", quant=quant)
+        trace = selector.explain(query)
+        assert trace.selected == "piper.gemm.convrot_int8"
+        assert trace.matched_rules == ("convrot-int8-linear",)
+
+
+def test_comments_state_the_architecture_that_the_rows_demand():
+    for variant, (*_, floor) in HUMMING.items():
+        text = (PI05 / "kernel_policies" / f"humming_{variant}.yaml").read_text()
+        assert re.search(rf"needs {floor.upper()} or newer", text), variant
