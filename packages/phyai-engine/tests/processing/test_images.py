@@ -145,7 +145,9 @@ def test_float16_frames_are_accepted():
 
 
 @pytest.mark.parametrize("size", [(28, 28), (3, 5)])
-def test_read_only_frames_cause_no_warning_and_stay_unchanged(size):
+def test_read_only_frames_cause_no_warning_and_stay_unchanged(size, request):
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    torch.set_warn_always(True)
     image = frame(*size)
     before = image.copy()
     image.flags.writeable = False
@@ -190,6 +192,12 @@ def test_frames_that_are_refused(image, message):
 def test_float_overshoot_of_a_resize_is_clipped():
     image = np.full((4, 4, 3), 1.0005, dtype=np.float32)
     assert (prepare_image(image, (4, 4), resize=ResizeFilter.NONE) == 1).all()
+
+
+def test_floats_are_rounded_to_the_nearest_pixel_value():
+    image = np.full((6, 6, 3), 100.7 / 255, dtype=np.float32)
+    result = prepare_image(image, (3, 3), resize=ResizeFilter.PIL)
+    assert torch.allclose(result, torch.tensor(101 / 255 * 2 - 1), atol=1e-6)
 
 
 def test_no_resize_refuses_other_sizes():

@@ -177,3 +177,13 @@ def test_sentencepiece_checkpoint(lerobot, build):
     (folder / "tokenizer.json").unlink()
     build.write_sentencepiece(folder / "paligemma_tokenizer.model")
     assert load(folder, build.Shape()).tokenizer.bos_id == 2
+
+
+def test_openpi_formulas_take_the_presets_epsilon_and_the_robots_asset(openpi, build):
+    folder = openpi(8, 8, "assets/droid")
+    other = {"q01": [0.0] * 8, "q99": [1.0] * 8}
+    content = {"norm_stats": {"state": other, "actions": other}}
+    build.write_json(folder / "assets" / "arx" / "norm_stats.json", content)
+    spec = load(folder, build.Shape(), preset="openpi/pi05_droid")
+    assert spec.state_norm.eps == spec.action_norm.eps == 1e-6
+    assert spec.action_norm.source == str(folder / "assets" / "droid" / "norm_stats.json")
