@@ -54,7 +54,7 @@ def predict_velocity(
     noisy: Tensor,
     time: Tensor,
 ) -> Tensor:
-    """Returns the velocity [B, chunk, A] at ``noisy`` actions and times [B]; see above for shapes."""
+    """Returns the velocity [B, chunk, A] at ``noisy`` actions and times [B]."""
     batch, views = images.shape[:2]
     features = model.vision(images.flatten(0, 1))
     prompt = model.embed_prompt(tokens.flatten()).view(batch, tokens.shape[1], -1)

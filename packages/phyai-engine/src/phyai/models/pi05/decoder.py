@@ -1,6 +1,8 @@
 """The Gemma decoder bodies of the language model and of the action expert."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -204,7 +206,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = sizes
-        self.layers = nn.ModuleList(
+        blocks = nn.ModuleList(
             DecoderLayer(
                 sizes,
                 prefix=f"{prefix}.layers.{index}",
@@ -217,8 +219,14 @@ class Decoder(nn.Module):
             )
             for index in range(sizes.layers)
         )
+        self.layers = cast("Sequence[DecoderLayer]", blocks)
         self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, device)
 
     def final_norm(self, x: Tensor, modulation: Tensor | None = None) -> Tensor:
         """Applies the last norm; an adaptive one's gate has no residual and is dropped."""
         return _apply(self.norm, x, modulation)[0]
+
+    def modulations(self, cond: Tensor) -> tuple[list[LayerModulation | None], Tensor | None]:
+        """Returns the modulation of every layer and of the final norm for ``cond``."""
+        final = self.norm.modulation(cond) if isinstance(self.norm, AdaRMSNorm) else None
+        return [layer.modulation(cond) for layer in self.layers], final

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from phyai.layers import Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
-from phyai.models.pi05.decoder import Decoder, LayerModulation
+from phyai.models.pi05.decoder import Decoder
 from phyai.models.pi05.heads import ActionTime, TimeCondition, head, time_embedding
 from phyai.models.pi05.modulation import StepModulation
 from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix
@@ -181,11 +181,8 @@ class PI05Model(nn.Module):
         embedding = self.time_vector(time)
         if not isinstance(self.time, TimeCondition):
             return StepModulation(embedding, (None,) * len(self.expert.layers), None)
-        cond = self.time(embedding)
-        layers: tuple[LayerModulation | None, ...] = tuple(
-            layer.modulation(cond) for layer in self.expert.layers
-        )
-        return StepModulation(embedding, layers, self.expert.norm.modulation(cond))
+        layers, final = self.expert.modulations(self.time(embedding))
+        return StepModulation(embedding, tuple(layers), final)
 
     def suffix_tokens(self, actions: Tensor, state: Tensor | None, step: StepModulation) -> Tensor:
         """Embeds noisy actions [B, chunk, A], and π0's state, as rows [B * suffix, width]."""
