@@ -9,7 +9,7 @@ from phyai.dispatch import explain
 GEMM = (
     *("explain", "--op", "gemm", "--fact", "shape.M=50", "--fact", "shape.N=2560"),
     *("--fact", "shape.K=1024", "--fact", "dtype.input=bf16", "--fact", "dtype.weight=bf16"),
-    *("--fact", "dtype.output=bf16", "--fact", "quant.format=bf16"),
+    *("--fact", "dtype.output=bf16"),
 )
 POLICY = """
 schema: phyai.kernel/v1
@@ -85,13 +85,21 @@ def test_a_trace_can_be_asked_again():
 def test_a_single_query_on_the_cpu(phyai):
     result = phyai(*GEMM, "--device", "cpu")
     assert result.code == 0
-    assert result.out.splitlines()[0] == "device cpu, model pi05, 1 call sites"
+    assert result.out.splitlines()[0] == "device cpu, model pi05, 1 call site"
     assert "gemm  ->  torch.gemm.bf16" in result.out
     assert "  chosen    torch.gemm.bf16" in result.out
     assert "M=50" in result.out
     rejected = [line for line in result.out.splitlines() if line.startswith("  rejected")]
     assert any("nvidia" in line for line in rejected)
     assert all(len(line.split()) > 2 for line in rejected)
+
+
+def test_quant_facts_replace_the_dense_weight(phyai):
+    result = phyai(*GEMM, "--device", "cpu", "--fact", "quant.format=nvfp4", "--json")
+    (group,) = result.json["groups"]
+    assert group["facts"]["quant.format"] == "nvfp4"
+    rows = {row["kernel_id"]: row for row in group["candidates"]}
+    assert "nvfp4" in rows["torch.gemm.bf16"]["reason"]
 
 
 def test_a_single_query_for_a_gpu_that_is_not_here(phyai):

@@ -178,3 +178,8 @@ def test_two_conditions_on_one_path_both_stay():
 def test_words_that_look_like_other_types_stay_strings():
     text = to_yaml({"a": "1", "b": "null", "c": "true", "d": None, "e": "on"})
     assert text == "a: '1'\nb: 'null'\nc: 'true'\nd: null\ne: on\n"
+
+
+def test_long_words_stay_on_one_line():
+    pattern = r"\.".join(["layers"] * 40)
+    assert to_yaml({"regex": pattern}) == f"regex: {pattern}\n"

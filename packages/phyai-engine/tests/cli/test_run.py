@@ -224,7 +224,7 @@ def test_plots_of_odd_sizes(tmp_path, steps, dims):
     from phyai.cli.plotting import plot_actions
 
     actions = np.random.default_rng(0).normal(size=(steps, dims)).astype(np.float32)
-    plot_actions(actions, tmp_path / "a.svg", title="Task: a $_^ b")
+    plot_actions(actions, tmp_path / "a.svg", title="Task: $\\frac$ " * 9)
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
 
 

@@ -118,7 +118,7 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
     yaml = YAML()
     yaml.default_flow_style = False
-    yaml.width = 100
+    yaml.width = 10_000  # a folded regex is hard to read
     yaml.representer.add_representer(
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )

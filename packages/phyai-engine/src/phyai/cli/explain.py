@@ -15,12 +15,15 @@ from phyai.cli.output import print_json, print_line, status_line, stdout_to_stde
 from phyai.cli.traces import SiteGroup, group_lines, group_traces
 
 NAMESPACES = ("shape", "dtype", "attrs", "quant")
+# What a layer states about a weight that nothing quantized.
+DENSE_WEIGHT = {"format": "bf16"}
 EXAMPLE = "e.g. --op gemm --fact shape.M=50 --fact dtype.input=bf16"
 
 Op = Annotated[
     str | None,
     typer.Option(
-        help="Operation to ask about; with --checkpoint, show only its call sites.",
+        help="Operation to ask about; with --checkpoint, show only its call sites. "
+        "gemm without quant.* facts means a dense weight.",
         metavar="OP",
         show_default=False,
     ),
@@ -77,6 +80,8 @@ def explain_command(
     facts = checked("--fact", parse_facts, fact or [])
     if checkpoint is None:
         assert op is not None
+        if op == "gemm":
+            facts.setdefault("quant", dict(DENSE_WEIGHT))
         with policy_in_force(kernel_config, device, model):
             traces = [ask(op, role=role, mode=mode, **facts)]
     else:
@@ -239,7 +244,8 @@ def query_of(trace: Mapping[str, Any]) -> dict[str, Any]:
 def _print_groups(groups: list[SiteGroup], sites: int) -> None:
     facts = groups[0].trace["facts"]
     where = facts.get("device.arch") or facts.get("device.vendor")
-    print_line(f"device {where}, model {facts.get('model.family')}, {sites} call sites")
+    counted = f"{sites} call sites" if sites > 1 else "1 call site"
+    print_line(f"device {where}, model {facts.get('model.family')}, {counted}")
     for group in groups:
         print_line()
         for line in group_lines(group):

@@ -1,6 +1,7 @@
 """Pictures of action chunks."""
 
 import math
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def plot_actions(actions: np.ndarray, path: Path, *, title: str) -> None:
     columns = min(COLUMNS, dims)
     rows = math.ceil(dims / columns)
     figure = Figure(figsize=(4 * columns, 2.2 * rows + 0.6), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, 36 * columns), fontsize=11, parse_math=False)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
     marker = "o" if steps == 1 else None
     for dim, panel in enumerate(panels.flat):
