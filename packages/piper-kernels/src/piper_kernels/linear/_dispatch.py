@@ -1,4 +1,4 @@
-"""Arguments of ``torch.nn.functional.linear`` and autocast of linear operators."""
+"""Arguments of ``torch.nn.functional.linear`` and their casts under autocast."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,13 +28,6 @@ def bind_linear_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
         if name not in bound:
             raise TypeError(f"linear() missing required argument: '{name}'")
     return bound["input"], bound["weight"], bound.get("bias")
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype that an active autocast region gives to linear operators."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
 
 
 def autocast_operand(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

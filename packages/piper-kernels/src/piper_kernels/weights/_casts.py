@@ -26,12 +26,12 @@ def register_casts(cls: Any) -> None:
 
     @cls.implements_torch_function(torch.Tensor.to)
     def _(func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
-        weight = args[0]
-        copy, args, kwargs = _split_copy(args, kwargs)
-        # A dtype change shares the inner tensors, so an asked-for copy is made here.
-        source = weight.clone() if copy and isinstance(weight, cls) else weight
+        if isinstance(args[0], cls):
+            copy, args, kwargs = _split_copy(args, kwargs)
+            # A dtype change shares the inner tensors, so an asked-for copy is made here.
+            args = (args[0].clone() if copy else args[0], *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
-            return func(source, *args[1:], **kwargs)
+            return func(*args, **kwargs)
 
     @cls.implements(aten._to_copy.default)
     def _(func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import full_precision
+
 SUPPORTED_GROUP_SIZES = (16, 64, 256)
 
 _H4 = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
@@ -80,8 +82,8 @@ def _kronecker_power(size: int, device: torch.device, dtype: torch.dtype) -> Ten
 def rotate_groups(value: Tensor, group_size: int) -> Tensor:
     """Rotate consecutive groups of the last axis: each group row ``g`` becomes ``g @ H``.
 
-    The arithmetic runs in the dtype of ``value``; convert to float32 first where the
-    result is quantized. Applying the rotation twice restores the input.
+    The arithmetic runs in the dtype of ``value``, under autocast too; convert to float32
+    first where the result is quantized. Applying the rotation twice restores the input.
 
     Args:
         value: Floating tensor ``[..., features]``.
@@ -95,6 +97,11 @@ def rotate_groups(value: Tensor, group_size: int) -> Tensor:
     """
     require_group_size(group_size)
     require_divisible(value.shape[-1], group_size)
+    with full_precision(value.device):
+        return _rotate(value, group_size)
+
+
+def _rotate(value: Tensor, group_size: int) -> Tensor:
     if group_size == 256 and value.dtype in (torch.float32, torch.float64):
         # H256 = H16 (x) H16, so a group seen as a 16 x 16 matrix G becomes H16 G H16: an
         # eighth of the multiplications. Low-precision inputs keep the single rounding.

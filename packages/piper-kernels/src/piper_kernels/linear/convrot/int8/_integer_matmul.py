@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from piper_kernels._autocast import full_precision
+
 # 1024 products of magnitude at most 128 * 128 sum to at most 2**24, exact in FP32.
 _EXACT_FP32_TERMS = 1024
 _int_mm = torch.ops.aten._int_mm.default
@@ -47,10 +49,11 @@ def _cuda_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 def _float_matmul(left: Tensor, right: Tensor) -> Tensor:
     total = torch.zeros((left.shape[0], right.shape[0]), dtype=torch.int32, device=left.device)
-    for start in range(0, left.shape[1], _EXACT_FP32_TERMS):
-        stop = start + _EXACT_FP32_TERMS
-        part = left[:, start:stop].to(torch.float32) @ right[:, start:stop].to(torch.float32).t()
-        total += part.to(torch.int32)
+    with full_precision(left.device):
+        for start in range(0, left.shape[1], _EXACT_FP32_TERMS):
+            columns = slice(start, start + _EXACT_FP32_TERMS)
+            terms = left[:, columns].to(torch.float32)
+            total += (terms @ right[:, columns].to(torch.float32).t()).to(torch.int32)
     return total
 
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from piper_kernels.linear._dispatch import autocast_dtype, autocast_operand
+from piper_kernels._autocast import autocast_dtype
+from piper_kernels.linear._dispatch import autocast_operand
 from piper_kernels.linear.convrot.int8 import dispatch
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import full_precision
 from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.convrot.int8._quantization import dynamic_quantize_rows
 
@@ -59,7 +60,8 @@ def addmm_(
         base = qdata.to(torch.float32) * scale
     # The rotation acts on columns, so rotating the small factor rotates the product.
     rotated = rotate_groups(mat2.to(torch.float32), group_size)
-    merged = torch.addmm(base, mat1.to(torch.float32), rotated, beta=beta, alpha=alpha)
+    with full_precision(qdata.device):
+        merged = torch.addmm(base, mat1.to(torch.float32), rotated, beta=beta, alpha=alpha)
     _store(qdata, scale, merged, rounding_seed)
 
 
