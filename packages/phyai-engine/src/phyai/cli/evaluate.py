@@ -20,6 +20,34 @@ from phyai.cli.output import (
 
 MISSES_SHOWN = 10
 
+ReachCheckpoint = Annotated[
+    Path | None,
+    typer.Option(
+        help="Checkpoint of a reach policy. Default: the one of the example.",
+        metavar="DIR",
+        show_default=False,
+    ),
+]
+Episodes = Annotated[int, typer.Option(help="Number of episodes.", min=1)]
+FirstSeed = Annotated[int, typer.Option(help="Seed of the first episode.", min=0)]
+Examples = Annotated[
+    Path | None,
+    typer.Option(
+        help="Repository, or its folder examples/pi05. Default: searched from the current "
+        "folder and from where phyai is installed.",
+        metavar="DIR",
+        show_default=False,
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        help="Draw the first episode (needs phyai-engine\\[plot]).",
+        metavar="PNG",
+        show_default=False,
+    ),
+]
+
 app = typer.Typer(help="Measure the success of a policy in closed loop.", no_args_is_help=True)
 
 
@@ -30,36 +58,14 @@ def _group() -> None:
 
 @app.command()
 def reach(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Checkpoint of a reach policy. Default: the one of the example.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    episodes: Annotated[int, typer.Option(help="Number of episodes.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the first episode.", min=0)] = 0,
+    checkpoint: ReachCheckpoint = None,
+    episodes: Episodes = 100,
+    seed: FirstSeed = 0,
     device: options.Device = None,
     dtype: options.Dtype = None,
     kernel_config: options.KernelConfigFile = None,
-    examples: Annotated[
-        Path | None,
-        typer.Option(
-            help="Repository, or its folder examples/pi05. Default: searched from the current "
-            "folder and from where phyai is installed.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the first episode (needs phyai-engine\\[plot]).",
-            metavar="PNG",
-            show_default=False,
-        ),
-    ] = None,
+    examples: Examples = None,
+    picture: Picture = None,
     json_output: options.Json = False,
 ) -> None:
     """Run reach episodes with fixed seeds: a 2-D pointer that goes to the disc that it is told.
