@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from phyai.dispatch.config import KernelConfig
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig
-from phyai.models.pi05.main_pi05 import PI05Args
+from phyai.models.pi05.main_pi05 import PI05Args, PI05Policy
 from reach.evaluate import EngineRollout, EvalResult, evaluate
 from reach.rollout import draw_rollout, record
 
@@ -31,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 CHECKPOINT = HERE / "checkpoint"
 INT8_POLICY = HERE.parent / "kernel_policies" / "convrot_int8.yaml"
 PICTURE_SEED = 7
+TABLE_WIDTH = 120
+"""Columns the kernel table needs; a narrower terminal wraps it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def stored_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def write_weights(engine: Engine, path: Path) -> int:
     """Writes the engine's weights in their formats and returns the size of the file."""
-    tensors = {name: t.contiguous() for name, t in stored_tensors(engine.plugin.model)}
+    model = cast("PI05Policy", engine.plugin).model
+    tensors = {name: tensor.contiguous() for name, tensor in stored_tensors(model)}
     save_file(tensors, path)
     return path.stat().st_size
 
@@ -127,17 +131,12 @@ def kernel_table(runs: list[Run]) -> Table:
         for trace in one.engine.explain():
             row = chosen.setdefault((trace.op, trace.role), {})
             row.setdefault(one.name, Counter())[str(trace.selected)] += 1
-    table = Table(title="chosen kernels (× call sites)")
-    table.add_column("operation")
-    table.add_column("role")
-    for one in runs:
-        table.add_column(one.name)
+    table = Table(title="chosen kernels")
+    for column in ("operation", "role", "sites", *(one.name for one in runs)):
+        table.add_column(column, justify="right" if column == "sites" else "left")
     for (op, role), row in sorted(chosen.items()):
-        cells = [
-            "\n".join(f"{kernel} × {count}" for kernel, count in row.get(one.name, {}).items())
-            for one in runs
-        ]
-        table.add_row(op, role, *cells)
+        sites = max(sum(kernels.values()) for kernels in row.values())
+        table.add_row(op, role, str(sites), *("\n".join(row.get(one.name, {})) for one in runs))
     return table
 
 
@@ -149,6 +148,7 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     quiet = Console(stderr=True)
     runs = [
         run("bf16", None, args.episodes, args.out, quiet),

@@ -79,7 +79,8 @@ class Linear(nn.Module):
         if spec is None:
             plan = get_active_plan()
             if scheme is None and plan is not None and prefix:
-                scheme = plan.resolve(prefix, type(self))
+                legs = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
+                scheme = plan.resolve(prefix, type(self), legs=legs)
             spec = materialize(scheme, sm_version(device))
         self.spec = spec
         self.params_dtype = params_dtype

@@ -1,15 +1,17 @@
 """From a checkpoint folder to a ready model."""
 
+import warnings
 from pathlib import Path
 
 import torch
 
 from phyai.checkpoints import CheckpointReader, load_into
+from phyai.layers import Embedding, Linear
 from phyai.models.pi05.config import PI05Config
-from phyai.models.pi05.keys import canonical
+from phyai.models.pi05.keys import EMBEDDING, canonical
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.savings import Savings
-from phyai_quant import get_active_plan
+from phyai_quant import QuantPlan, get_active_plan
 from phyai_quant.checkpoint import check_unquantized_dtypes
 
 
@@ -38,7 +40,23 @@ def load_pi05(
     directory = Path(checkpoint_dir)
     reader = CheckpointReader(directory, canonical)
     config = PI05Config.read(directory, reader.shapes)
-    check_unquantized_dtypes(reader.dtypes, get_active_plan())
+    plan = get_active_plan()
+    check_unquantized_dtypes(reader.dtypes, plan)
     model = PI05Model(config, params_dtype=params_dtype, device=device, savings=savings)
+    if plan is not None:
+        _warn_about_unused_rules(model, plan)
     load_into(model, reader.tensors(), source=str(directory))
     return model.eval()
+
+
+def _warn_about_unused_rules(model: PI05Model, plan: QuantPlan) -> None:
+    layers: dict[str, type | str | None] = {
+        module.prefix: type(module) for module in model.modules() if isinstance(module, Linear)
+    }
+    layers.update((name.removesuffix(".weight"), Embedding) for name in EMBEDDING)
+    for rule in plan.unmatched(layers):
+        warnings.warn(
+            f"quantization rule {rule.source or rule.matcher} matches no layer of this model; "
+            "check its spelling against `phyai inspect`",
+            stacklevel=3,
+        )
