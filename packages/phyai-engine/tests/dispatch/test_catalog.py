@@ -174,5 +174,5 @@ site.select(device="cpu", dtype={"input": "fp32", "output": "fp32"}, quant={"for
 loaded = {"flashinfer", "humming", "triton"} & set(sys.modules)
 assert not loaded, loaded
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

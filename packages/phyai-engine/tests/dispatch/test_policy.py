@@ -243,7 +243,7 @@ def test_rule_concerns_only_the_operations_it_names(catalog):
         (
             5,
             "int3",
-            "quantization:\n  rules:\n    - match: {glob: '*'}\n      weight:\n        dtype: int3\n",
+            "quantization:\n  rules:\n    - match: {glob: a}\n      weight:\n        dtype: int3\n",
         ),
         (1, "must be a mapping, got 4", "quantization: 4\n"),
     ],

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -117,8 +118,9 @@ def test_dtype_names(value, expected):
 
 
 def test_flat_shape_is_split():
-    facts = ShapeFacts.build({"M": 5, "causal": True, "kind": "x", "gone": None})
-    assert facts.dims == (("M", 5), ("gone", None))
+    facts = ShapeFacts.build({"M": 5, "N": np.int64(3), "causal": True, "kind": "x", "gone": None})
+    assert facts.dims == (("M", 5), ("N", 3), ("gone", None))
+    assert type(facts.dims[1][1]) is int
     assert facts.attrs == (("causal", True), ("kind", "x"))
 
 

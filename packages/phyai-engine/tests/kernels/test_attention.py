@@ -23,7 +23,8 @@ def attention64(q, k, v, scale, mask=None):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("kernel", ROWS)
 @pytest.mark.parametrize(
-    ("rows", "keys", "heads", "kv_heads", "dim"), [(1, 1, 1, 1, 1), (5, 7, 6, 2, 9), (3, 3, 4, 1, 72)]
+    ("rows", "keys", "heads", "kv_heads", "dim"),
+    [(1, 1, 1, 1, 1), (5, 7, 6, 2, 9), (3, 3, 4, 1, 72)],
 )
 def test_padded_attention(
     row, strided, relative_error, kernel, dtype, rows, keys, heads, kv_heads, dim

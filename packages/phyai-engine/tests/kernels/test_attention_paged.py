@@ -98,7 +98,9 @@ def test_gradients_reach_pages_and_query(row):
 
 def test_no_requests(row):
     plan = plan_of((), (), (), 1)
-    out = row("eager.attention_paged")(torch.zeros(0, 2, 4), *[torch.zeros(1, 1, 1, 4)] * 2, plan, scale=1.0)
+    out = row("eager.attention_paged")(
+        torch.zeros(0, 2, 4), *[torch.zeros(1, 1, 1, 4)] * 2, plan, scale=1.0
+    )
     assert out.shape == (0, 2, 4)
 
 

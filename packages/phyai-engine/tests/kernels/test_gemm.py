@@ -2,12 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from phyai_quant.plan import QuantPlan  # noqa: F401 - the quantization wheel must be importable
-from phyai_quant.scheme import Granularity, QDType, QuantScheme, TensorQuant
 from torch import nn
 
 from phyai.dispatch import CallSite, KernelQuery, PolicyError, Selector, policy_from_mapping
 from phyai.dispatch.catalog import build_catalog
+from phyai_quant.plan import QuantPlan  # noqa: F401 - the quantization wheel must be importable
+from phyai_quant.scheme import Granularity, QDType, QuantScheme, TensorQuant
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 
@@ -77,7 +77,7 @@ def test_convrot(row, strided, relative_error, kernel, limit, dtype):
 
 
 def test_convrot_is_chosen_from_the_signature():
-    layer, weight = convrot_layer(7, 48, torch.float32)
+    layer, _ = convrot_layer(7, 48, torch.float32)
     catalog = build_catalog()
     selector = Selector(catalog, device="cpu")
     query = KernelQuery.build(
@@ -91,7 +91,9 @@ def test_convrot_is_chosen_from_the_signature():
     dense = policy_from_mapping(
         {"overrides": [{"use": "torch.gemm.convrot_int8"}]}, catalog=catalog
     )
-    assert Selector(catalog, dense, device="cpu").select(query).kernel_id == "torch.gemm.convrot_int8"
+    assert (
+        Selector(catalog, dense, device="cpu").select(query).kernel_id == "torch.gemm.convrot_int8"
+    )
 
 
 class Fp8Layer(Layer):

@@ -221,7 +221,7 @@ class Catalog:
                 "priority": int(impl.priority),
                 "reference": impl.reference,
                 "capture_safe": impl.capture_safe,
-                "when": impl.when.render(),
+                "when": impl.condition,
                 "params": {name: rule.rule for name, rule in sorted(impl.params.items())},
                 "accepts": sorted(impl.accepts),
             }
@@ -232,8 +232,7 @@ class Catalog:
         """Returns one line per row: op, priority, id, condition."""
         rows = [impl for op in self.ops() for impl in self.impls(op)]
         return "\n".join(
-            f"{row.op:16} {int(row.priority):2} {row.kernel_id:36} {row.when.render()}"
-            for row in rows
+            f"{row.op:16} {int(row.priority):2} {row.kernel_id:36} {row.condition}" for row in rows
         )
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 from phyai.dispatch.facts import FactKind, Facts
@@ -167,6 +168,11 @@ class Impl:
     def backend(self) -> str:
         """First component of the id."""
         return self.kernel_id.partition(".")[0]
+
+    @cached_property
+    def condition(self) -> str:
+        """The rendered condition."""
+        return self.when.render()
 
     def libraries(self) -> frozenset[str]:
         """Import names of the libraries the condition asks for."""

@@ -106,7 +106,7 @@ def assess(
 
 
 def _verdict(impl: Impl, facts: Facts, mode: KernelMode) -> CandidateTrace:
-    when = impl.when.render()
+    when = impl.condition
     if mode is not KernelMode.EAGER and not impl.capture_safe:
         return CandidateTrace(impl.kernel_id, False, when, f"is not capture-safe (mode {mode})")
     outcome = impl.when.eval(facts)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 from phyai.dispatch.names import dtype_name, listing
@@ -108,8 +109,10 @@ class ShapeFacts:
         dims: dict[str, int | None] = {}
         extra: dict[str, Any] = {}
         for name, value in (shape or {}).items():
-            if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-                dims[name] = value
+            if isinstance(value, Integral) and not isinstance(value, bool):
+                dims[name] = int(value)
+            elif value is None:
+                dims[name] = None
             else:
                 extra[name] = value
         extra.update(attrs or {})

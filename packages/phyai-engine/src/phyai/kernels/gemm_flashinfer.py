@@ -1,5 +1,6 @@
 """FlashInfer's matrix products: dense bf16, FP8 with block scales, NVFP4."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ def _flat(kernel: Callable[[Any, Tensor], Tensor]) -> Gemm:
 
 def _prepare_bf16(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
     from flashinfer import mm_bf16
+
+    # Its default backend fails only when it is called without cuDNN's frontend.
+    importlib.import_module("cudnn")
 
     def product(layer: Any, rows: Tensor) -> Tensor:
         return mm_bf16(rows, layer.weight.t())
