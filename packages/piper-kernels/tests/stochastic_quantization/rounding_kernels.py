@@ -1,13 +1,17 @@
-"""Kernels around the device functions, and their numeric check in the Triton interpreter.
+"""Kernels around the device functions, and their numeric check.
 
-Run as a script with ``TRITON_INTERPRET=1``.
+Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
 """
+
+import sys
 
 import torch
 import triton
 import triton.language as tl
 
 from piper_kernels.stochastic_quantization import triton as rounding
+
+DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
 
 
 @triton.jit
@@ -53,9 +57,9 @@ def philox_uniform(seed: int, offset: int) -> float:
 
 
 def draw(seed: int, first: int, count: int = 64) -> torch.Tensor:
-    out = torch.full((count,), torch.nan)
+    out = torch.full((count,), torch.nan, device=DEVICE)
     uniform_kernel[(1,)](out, rounding.seed_argument(seed), first, BLOCK=count)
-    return out
+    return out.cpu()
 
 
 def check_known_answer() -> None:
@@ -70,17 +74,18 @@ def check_uniform() -> None:
             torch.testing.assert_close(draw(seed, first), torch.tensor(expected), rtol=1e-6, atol=0)
     assert not torch.equal(draw(3, 0), draw(3, 2**32))
     assert draw(3, 0).unique().numel() == 64
-    narrow = torch.empty(64)
+    narrow = torch.empty(64, device=DEVICE)
     narrow_uniform_kernel[(1,)](narrow, 3, BLOCK=64)
-    assert torch.equal(narrow, draw(3, 0))
+    assert torch.equal(narrow.cpu(), draw(3, 0))
 
 
 def round_all(values: torch.Tensor, seed: int, block: int) -> torch.Tensor:
+    values = values.to(DEVICE)
     nearest = values.nan_to_num(0, 127, -128).round().clamp(-128, 127).to(torch.int8)
     out = torch.full_like(nearest, 99)
     size = values.numel()
     round_kernel[(triton.cdiv(size, block),)](values, nearest, out, seed, size, BLOCK=block)
-    return out
+    return out.cpu()
 
 
 def check_rounding() -> None:
@@ -105,4 +110,4 @@ if __name__ == "__main__":
     check_known_answer()
     check_uniform()
     check_rounding()
-    print("interpreter checks passed")
+    print("rounding checks passed")

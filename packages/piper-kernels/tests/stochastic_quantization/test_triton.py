@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -26,16 +27,26 @@ TARGETS = {
 }
 
 
-def test_numerics_in_the_interpreter():
+def run_checks(*arguments, **environment):
     result = subprocess.run(
-        [sys.executable, str(KERNELS)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        [sys.executable, str(KERNELS), *arguments],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "interpreter checks passed" in result.stdout
+    assert "rounding checks passed" in result.stdout
+
+
+def test_numerics_in_the_interpreter():
+    run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_numerics_on_the_gpu():
+    run_checks("cuda")
 
 
 @pytest.fixture(scope="module")

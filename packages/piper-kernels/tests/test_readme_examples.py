@@ -1,0 +1,24 @@
+"""Every Python example in the READMEs of the package runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import piper_kernels
+
+ROOT = Path(piper_kernels.__file__).parent
+EXAMPLES = [
+    pytest.param(code, id=f"{readme.parent.relative_to(ROOT)}-{index}")
+    for readme in sorted(ROOT.rglob("README.md"))
+    for index, code in enumerate(re.findall(r"```python\n(.*?)```", readme.read_text(), re.S))
+]
+
+
+def test_examples_exist():
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example_runs(code):
+    exec(compile(code, "README.md", "exec"), {})
