@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phyai.models.pi05 import keys
-from phyai.models.pi05.config import SIDECAR, PI05Config
+from phyai.models.pi05.config import PI05Config
+from phyai.models.pi05.sizes import SIDECAR
 from reach.chunks import ACTION_STEPS
 from reach.normalisation import ACTION, STATE, Statistics
 from reach.sizes import EMBEDDING, tensor_shapes

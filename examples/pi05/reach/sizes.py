@@ -3,7 +3,8 @@
 import math
 
 from phyai.models.pi05 import keys
-from phyai.models.pi05.config import DecoderSizes, PI05Config, VisionSizes
+from phyai.models.pi05.config import PI05Config
+from phyai.models.pi05.sizes import DecoderSizes, VisionSizes
 from reach.chunks import CHUNK
 from reach.data import CAMERAS
 from reach.scene import IMAGE_SIZE

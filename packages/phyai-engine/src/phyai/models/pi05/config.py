@@ -1,6 +1,7 @@
 """What a π0 or π0.5 checkpoint says about itself: files first, tensor shapes for the sizes."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,39 +9,21 @@ from typing import Any, Literal
 
 from phyai.checkpoints import CheckpointError
 from phyai.models.pi05 import keys
+from phyai.models.pi05.sizes import (
+    SIDECAR,
+    DecoderSizes,
+    Shapes,
+    VisionSizes,
+    decoder_sizes,
+    shape_of,
+    vision_sizes,
+)
 
 Family = Literal["pi05", "pi0"]
-Shapes = Mapping[str, tuple[int, ...]]
 
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-SIDECAR = "phyai_config.json"
 _IMAGE_PREFIX = "observation.images."
-_SO400M_WIDTH, _SO400M_HEADS = 1152, 16
-
-
-@dataclass(frozen=True)
-class VisionSizes:
-    """SigLIP tower: patch embedding, ``layers`` pre-norm blocks, projector."""
-
-    width: int
-    layers: int
-    heads: int
-    mlp: int
-    patch: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class DecoderSizes:
-    """A Gemma decoder body; ``vocab`` is 0 where there is no embedding."""
-
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    vocab: int = 0
+_MOST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -114,9 +97,9 @@ class PI05Config:
                 "(time_mlp_in belongs to pi05, action_time_mlp_in to pi0)"
             )
         head_count = read_json(Path(directory) / SIDECAR, missing_ok=True).get("vision_num_heads")
-        vision = _vision_sizes(shapes, head_count)
-        language = _decoder_sizes(shapes, keys.LANGUAGE, vocab=True)
-        expert = _decoder_sizes(shapes, keys.EXPERT, vocab=False)
+        vision = vision_sizes(shapes, head_count)
+        language = decoder_sizes(shapes, keys.LANGUAGE, vocab=True)
+        expert = decoder_sizes(shapes, keys.EXPERT, vocab=False)
         if (language.layers, language.kv_heads, language.head_dim) != (
             expert.layers,
             expert.kv_heads,
@@ -136,9 +119,9 @@ class PI05Config:
                 f"{(height // vision.patch) * (width // vision.patch)} patches, "
                 f"the position table has {vision.tokens}"
             )
-        fields["max_action_dim"] = _shape(shapes, "action_in_proj.weight")[1]
+        fields["max_action_dim"] = shape_of(shapes, "action_in_proj.weight")[1]
         if family == "pi0":
-            fields["max_state_dim"] = _shape(shapes, "state_proj.weight")[1]
+            fields["max_state_dim"] = shape_of(shapes, "state_proj.weight")[1]
         return cls(family=family, vision=vision, language=language, expert=expert, **fields)
 
 
@@ -157,76 +140,30 @@ def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     return value
 
 
-def _shape(shapes: Shapes, name: str) -> tuple[int, ...]:
-    if name not in shapes:
-        raise CheckpointError(
-            f"the checkpoint has no tensor {name}, from which the model's sizes are read"
-        )
-    return shapes[name]
-
-
-def _depth(shapes: Shapes, prefix: str) -> int:
-    start = f"{prefix}.layers."
-    found = {
-        int(number)
-        for name in shapes
-        if name.startswith(start) and (number := name[len(start) :].split(".")[0]).isdigit()
-    }
-    if not found:
-        raise CheckpointError(f"the checkpoint has no tensor under {start}")
-    return max(found) + 1
-
-
-def _vision_sizes(shapes: Shapes, head_count: object) -> VisionSizes:
-    width, _, patch, _ = _shape(shapes, f"{keys.VISION}.embeddings.patch_embedding.weight")
-    if head_count is None and width == _SO400M_WIDTH:
-        head_count = _SO400M_HEADS
-    if isinstance(head_count, bool) or not isinstance(head_count, int) or head_count < 1:
-        raise CheckpointError(
-            f"the number of vision heads is {head_count!r}; no tensor shape tells it for a tower "
-            f'of width {width}: put {{"vision_num_heads": N}} into {SIDECAR} beside config.json'
-        )
-    if width % head_count:
-        raise CheckpointError(f"{SIDECAR}: {head_count} vision heads do not divide width {width}")
-    return VisionSizes(
-        width=width,
-        layers=_depth(shapes, f"{keys.VISION}.encoder"),
-        heads=head_count,
-        mlp=_shape(shapes, f"{keys.VISION}.encoder.layers.0.mlp.fc1.weight")[0],
-        patch=patch,
-        tokens=_shape(shapes, f"{keys.VISION}.embeddings.position_embedding.weight")[0],
-    )
-
-
-def _decoder_sizes(shapes: Shapes, prefix: str, *, vocab: bool) -> DecoderSizes:
-    first = f"{prefix}.layers.0"
-    rows, width = _shape(shapes, f"{first}.self_attn.q_proj.weight")
-    head_dim = _shape(shapes, f"{first}.self_attn.k_proj.weight")[0]
-    if rows % head_dim:
-        raise CheckpointError(
-            f"{first}: q_proj has {rows} rows, not a multiple of the single key head's {head_dim}"
-        )
-    table = next((shapes[name] for name in keys.EMBEDDING if name in shapes), None)
-    if vocab and table is None:
-        raise CheckpointError(
-            f"the checkpoint has no embedding table ({' or '.join(keys.EMBEDDING)})"
-        )
-    return DecoderSizes(
-        width=width,
-        layers=_depth(shapes, prefix),
-        heads=rows // head_dim,
-        kv_heads=1,
-        head_dim=head_dim,
-        mlp=_shape(shapes, f"{first}.mlp.gate_proj.weight")[0],
-        vocab=table[0] if vocab and table else 0,
-    )
-
-
-def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> Any:
+def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"config.json: {name} is {value!r}; expected a positive number")
     return value
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int) -> int:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+        raise CheckpointError(
+            f"config.json: {name} is {value!r}; expected an int from 1 to {_MOST}"
+        )
+    return value
+
+
+def _resolution(raw: Mapping[str, Any]) -> tuple[int, int]:
+    value = raw.get("image_resolution") or (224, 224)
+    sides = value if isinstance(value, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise CheckpointError(
+            f"config.json: image_resolution is {value!r}; expected [height, width]"
+        )
+    return sides[0], sides[1]
 
 
 def _feature_width(raw: Mapping[str, Any], group: str, name: str, fallback: int) -> int:
@@ -254,20 +191,19 @@ def _lerobot(raw: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: input_features names no camera ({_IMAGE_PREFIX}NAME); found "
             f"{', '.join(features) or 'nothing'}"
         )
-    max_state, max_action = _number(raw, "max_state_dim", 32), _number(raw, "max_action_dim", 32)
-    height, width = raw.get("image_resolution") or (224, 224)
+    max_state, max_action = _count(raw, "max_state_dim", 32), _count(raw, "max_action_dim", 32)
     return {
         "layout": "lerobot",
         "cameras": cameras,
         "state_dim": _feature_width(raw, "input_features", "observation.state", max_state),
         "action_dim": _feature_width(raw, "output_features", "action", max_action),
         "max_state_dim": max_state,
-        "chunk_size": _number(raw, "chunk_size", 50),
-        "num_steps": _number(raw, "num_inference_steps", 10),
-        "tokenizer_max_length": _number(
+        "chunk_size": _count(raw, "chunk_size", 50),
+        "num_steps": _count(raw, "num_inference_steps", 10),
+        "tokenizer_max_length": _count(
             raw, "tokenizer_max_length", 48 if raw.get("type") == "pi0" else 200
         ),
-        "image_resolution": (height, width),
+        "image_resolution": _resolution(raw),
         "empty_cameras": raw.get("empty_cameras") or 0,
         "min_period": _number(raw, "min_period", 4e-3),
         "max_period": _number(raw, "max_period", 4.0),
@@ -275,14 +211,14 @@ def _lerobot(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _openpi(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    width = _number(raw, "action_dim", 32)
+    width = _count(raw, "action_dim", 32)
     return {
         "layout": "openpi",
         "cameras": OPENPI_CAMERAS,
         "state_dim": width,
         "action_dim": width,
         "max_state_dim": width,
-        "chunk_size": _number(raw, "action_horizon", 50),
+        "chunk_size": _count(raw, "action_horizon", 50),
         "num_steps": 10,
         "tokenizer_max_length": 48 if family == "pi0" else 200,
         "empty_cameras": 0,

@@ -16,7 +16,7 @@ from phyai.layers import (
     RMSNorm,
     RotaryEmbedding,
 )
-from phyai.models.pi05.config import DecoderSizes
+from phyai.models.pi05.sizes import DecoderSizes
 from phyai.runtime.paged import PagedKVCache, PagedPlan
 
 

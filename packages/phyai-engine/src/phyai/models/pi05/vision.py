@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phyai.checkpoints.slots import TensorSlot, copy_slot
 from phyai.layers import CachelessAttention, LayerNorm, Leg, Linear, PlainMLP
 from phyai.models.pi05 import keys
-from phyai.models.pi05.config import VisionSizes
+from phyai.models.pi05.sizes import VisionSizes
 from phyai_quant import materialize
 
 ROLE = "vision"

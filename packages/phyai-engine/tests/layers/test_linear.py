@@ -1,0 +1,110 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from phyai.checkpoints import CheckpointError, collect_slots, load_into
+from phyai.layers import Leg, Linear
+from phyai_quant import (
+    Granularity,
+    Matcher,
+    QDType,
+    QuantPlan,
+    QuantScheme,
+    Rule,
+    TensorQuant,
+    use_quant_plan,
+)
+
+LEGS = (Leg("q_proj", 16, "q"), Leg("k_proj", 5, "k"), Leg("v_proj", 3, "v"))
+CONVROT = QuantScheme(
+    TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, rotation_group=16),
+    TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, dynamic=True),
+    online=True,
+)
+
+
+def readers(tensors):
+    return {name: lambda tensor=tensor: tensor for name, tensor in tensors.items()}
+
+
+def parts(*, bias=True):
+    tensors = {f"attn.{leg.name}.weight": torch.randn(leg.width, 32) for leg in LEGS}
+    if bias:
+        tensors |= {f"attn.{leg.name}.bias": torch.randn(leg.width) for leg in LEGS}
+    return tensors
+
+
+@pytest.mark.parametrize("shape", [(32,), (1, 32), (7, 32), (2, 3, 32), (0, 32)])
+def test_fused_layer_equals_its_parts(shape):
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
+    tensors = parts()
+    load_into(layer, readers(tensors), source="test")
+    x = torch.randn(shape)
+    expected = [
+        functional.linear(
+            x.double(),
+            tensors[f"attn.{leg.name}.weight"].double(),
+            tensors[f"attn.{leg.name}.bias"].double(),
+        )
+        for leg in LEGS
+    ]
+    torch.testing.assert_close(layer(x).double(), torch.cat(expected, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_strided_input_gives_the_same_rows():
+    layer = Linear(32, 9, prefix="p")
+    load_into(layer, readers({"p.weight": torch.randn(9, 32)}), source="test")
+    x = torch.randn(4, 64)[:, ::2]
+    torch.testing.assert_close(layer(x), layer(x.contiguous()))
+
+
+def test_a_missing_leg_is_named():
+    layer = Linear(32, LEGS, prefix="attn.qkv_proj")
+    tensors = parts(bias=False)
+    del tensors["attn.k_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"missing:\n    attn\.k_proj\.weight"):
+        load_into(layer, readers(tensors), source="test")
+
+
+def test_a_misshapen_bias_is_named():
+    layer = Linear(32, 4, bias=True, prefix="p")
+    tensors = {"p.weight": torch.zeros(4, 32), "p.bias": torch.zeros(5)}
+    with pytest.raises(CheckpointError, match=r"p\.bias.*\(5,\).*needs \(4,\)"):
+        load_into(layer, readers(tensors), source="test")
+
+
+def test_precedence_is_scheme_then_plan_then_unquantized():
+    plan = QuantPlan((Rule(Matcher("name", "p"), CONVROT),), None)
+    with use_quant_plan(plan):
+        assert Linear(32, 16, prefix="p").spec.spec_id.startswith("convrot_int8")
+        assert Linear(32, 16, prefix="other").spec.spec_id == "bf16"
+        assert Linear(32, 16).spec.spec_id == "bf16"
+    assert Linear(32, 16, prefix="p").spec.spec_id == "bf16"
+    assert Linear(32, 16, scheme=CONVROT).spec.spec_id.startswith("convrot_int8")
+
+
+def test_a_rule_for_the_legs_reaches_a_fused_layer_of_any_name():
+    rules = tuple(Rule(Matcher("name", f"attn.{leg.name}"), CONVROT) for leg in LEGS)
+    with use_quant_plan(QuantPlan(rules, None)):
+        layer = Linear(32, LEGS, prefix="attn.packed_proj")
+    assert layer.spec.spec_id.startswith("convrot_int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantized_layer_is_close_and_keeps_the_dtype(dtype):
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj", scheme=CONVROT, params_dtype=dtype)
+    tensors = parts()
+    load_into(layer, readers(tensors), source="test")
+    x = torch.randn(11, 32)
+    weight = torch.cat([tensors[f"attn.{leg.name}.weight"] for leg in LEGS])
+    bias = torch.cat([tensors[f"attn.{leg.name}.bias"] for leg in LEGS])
+    found = layer(x.to(dtype))
+    assert found.dtype == dtype
+    expected = functional.linear(x, weight, bias)
+    assert (found.float() - expected).norm() / expected.norm() < 0.02
+
+
+def test_every_leg_has_its_own_slot():
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
+    names = {f"attn.{leg.name}.{kind}" for leg in LEGS for kind in ("weight", "bias")}
+    assert set(collect_slots(layer)) == names
