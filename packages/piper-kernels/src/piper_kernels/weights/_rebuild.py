@@ -1,4 +1,4 @@
-"""Rebuild a weight wrapper around transformed inner tensors."""
+"""Generic work on weight wrappers through torch's ``__tensor_flatten__`` protocol."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,3 +18,22 @@ def rebuild[W](weight: W, function: Callable[[Tensor], Tensor], **attributes: ob
     names, metadata = source.__tensor_flatten__()
     inner = {name: function(getattr(source, name)) for name in names}
     return type(source).__tensor_unflatten__(inner, metadata | attributes, None, None)
+
+
+def describe_metadata(weight: Any) -> str:
+    """Return a string that is equal for weights of equal metadata, whatever their contents."""
+    names, metadata = weight.__tensor_flatten__()
+    inner = [
+        (name, tuple(getattr(weight, name).shape), tuple(getattr(weight, name).stride()))
+        for name in names
+    ]
+    return repr(
+        (
+            type(weight).__qualname__,
+            tuple(weight.shape),
+            tuple(weight.stride()),
+            str(weight.device),
+            sorted((name, str(value)) for name, value in metadata.items()),
+            inner,
+        )
+    )

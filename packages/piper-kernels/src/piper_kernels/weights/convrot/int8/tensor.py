@@ -8,7 +8,7 @@ from torch import Tensor
 from torchao.utils import TorchAOBaseTensor
 
 from piper_kernels.weights._dispatch import dispatch_weight_op
-from piper_kernels.weights._rebuild import rebuild
+from piper_kernels.weights._rebuild import describe_metadata, rebuild
 from piper_kernels.weights.convrot._rotation import require_group_size, rotate_groups
 from piper_kernels.weights.convrot.int8 import _update
 from piper_kernels.weights.convrot.int8._handlers import register_handlers
@@ -280,21 +280,7 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
             raise BypassAOTAutogradCache(
                 "ConvRot INT8 weights with a static input scale are not cached on disk"
             )
-        names, metadata = self.__tensor_flatten__()
-        inner = [
-            (name, tuple(getattr(self, name).shape), tuple(getattr(self, name).stride()))
-            for name in names
-        ]
-        return repr(
-            (
-                type(self).__qualname__,
-                tuple(self.shape),
-                tuple(self.stride()),
-                str(self.device),
-                sorted((name, str(value)) for name, value in metadata.items()),
-                inner,
-            )
-        )
+        return describe_metadata(self)
 
     @classmethod
     def __torch_dispatch__(
