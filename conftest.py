@@ -2,8 +2,10 @@
 
 import gc
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
+
+KNOWN_FAILURES = Path(__file__).parent / "tests" / "known_failures.toml"
 
 MAX_CPU_WORKERS = 16  # beyond this, starting workers costs more than they save
 MAX_GPU_WORKERS = 8  # every worker allocates on the same device
@@ -36,6 +40,20 @@ def pytest_xdist_auto_num_workers() -> Iterator[None]:
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return workers
     return min(workers, MAX_CPU_WORKERS if device_missing_reason() else MAX_GPU_WORKERS)
+
+
+def known_failures() -> dict[str, str]:
+    """Return the ledger of known failures: test id without its worker, and the reason."""
+    entries = tomllib.loads(KNOWN_FAILURES.read_text(encoding="utf-8"))
+    return {entry["test"]: entry["reason"] for entry in entries["failure"]}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Expect the failures of the ledger; one that passes unexpectedly fails the run."""
+    reasons = known_failures()
+    for item in items:
+        if item.nodeid in reasons:
+            item.add_marker(pytest.mark.xfail(reason=reasons[item.nodeid], strict=True))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -35,11 +35,6 @@ def test_compiled_update_of_a_transpose_fails_loudly():
         compiled(weight, weight.t(), dense)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="AOTAutograd functionalizes the inner tensors of two subclass inputs separately, so "
-    "a weight that shares storage with an updated one is read stale inside one graph",
-)
 def test_compiled_update_of_shared_storage_equals_eager():
     def shared():
         first = make()
