@@ -109,7 +109,11 @@ class Linear(nn.Module):
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
         selection = self._site.select(
             device=x.device,
-            dtype={"input": x.dtype, "output": x.dtype, "weight": self.spec.weight_dtype},
+            dtype={
+                "input": x.dtype,
+                "output": x.dtype,
+                "weight": self.spec.weight_dtype or self.params_dtype,
+            },
             quant=self.spec.physical_signature,
             dims={"M": x.numel() // self.in_features},
         )
