@@ -15,7 +15,15 @@ def shared_conftest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
     pytester.makeconftest((ROOT / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = gpu: needs a device\n")
+    write_ledger(pytester, "failure = []")
     return pytester
+
+
+def write_ledger(pytester: pytest.Pytester, text: str) -> None:
+    """Replace the ledger of known failures."""
+    folder = pytester.path / "tests"
+    folder.mkdir(exist_ok=True)
+    (folder / "known_failures.toml").write_text(text)
 
 
 def workers_chosen(
@@ -141,3 +149,13 @@ def test_workers_limit_their_threads(shared_conftest, monkeypatch):
         """
     )
     shared_conftest.runpytest_subprocess("-n1").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"), [("assert False", {"xfailed": 1}), ("pass", {"failed": 1})]
+)
+def test_a_failure_of_the_ledger_must_still_fail(shared_conftest, body, outcome):
+    shared_conftest.makepyfile(test_case=f"def test_it():\n    {body}\n")
+    entry = '[[failure]]\ntest = "test_case.py::test_it"\nreason = "a known defect"\n'
+    write_ledger(shared_conftest, entry)
+    shared_conftest.runpytest_subprocess("-p", "no:xdist").assert_outcomes(**outcome)

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, is_set
+from phyai.dispatch.conditions import divisible, eq, is_set
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
-from phyai.kernels.conditions import FLASHINFER, half, returns
+from phyai.kernels.conditions import FLASHINFER, VECTOR, half, returns
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -79,7 +79,12 @@ def populate(catalog: Catalog) -> None:
             Impl(
                 kernel_id=f"flashinfer.activation.{fused}",
                 op="activation",
-                when=all_of(FLASHINFER, _is(name, gated=True), half("input")),
+                when=all_of(
+                    FLASHINFER,
+                    _is(name, gated=True),
+                    half("input"),
+                    divisible("shape.hidden", VECTOR),
+                ),
                 prepare=_flashinfer(fused),
                 priority=Priority.OPTIMIZED + 2,
                 metadata={"package": "flashinfer-python"},

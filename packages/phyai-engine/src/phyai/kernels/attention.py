@@ -12,9 +12,8 @@ from phyai.dispatch.conditions import eq, family_in, is_none, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
-from phyai.kernels.conditions import FLASHINFER, half, returns
+from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
 
-HEAD_DIMS = (64, 128, 256)
 HOPPER = family_in("sm9")
 BLACKWELL = family_in("sm10", "sm11")
 

@@ -11,8 +11,8 @@ from phyai.dispatch.conditions import eq, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
-from phyai.kernels.attention import BLACKWELL, HEAD_DIMS, HOPPER, check_backend
-from phyai.kernels.conditions import FLASHINFER, half, returns
+from phyai.kernels.attention import BLACKWELL, HOPPER, check_backend
+from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
 
 if TYPE_CHECKING:
     from phyai.runtime.paged import PagedPlan

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, is_set, one_of
+from phyai.dispatch.conditions import divisible, eq, is_set, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, ParamContract, Priority
 from phyai.dispatch.predicate import Predicate, all_of, implies
 from phyai.kernels.bench import random_tensor
-from phyai.kernels.conditions import FLASHINFER, returns
+from phyai.kernels.conditions import FLASHINFER, VECTOR, returns
 
 _EPS = 1e-6
 _ANY = ParamContract.any_float()
@@ -186,7 +186,13 @@ def _declare(catalog: Catalog) -> None:
 def populate(catalog: Catalog) -> None:
     """Declares the norms and their rows."""
     _declare(catalog)
-    bf16 = all_of(FLASHINFER, eq("dtype.input", "bf16"), eq("dtype.weight", "bf16"), _VARIANT)
+    bf16 = all_of(
+        FLASHINFER,
+        eq("dtype.input", "bf16"),
+        eq("dtype.weight", "bf16"),
+        divisible("shape.hidden", VECTOR),
+        _VARIANT,
+    )
     rows = {
         "rmsnorm": (_RMSNORM, _flashinfer_rmsnorm, bf16),
         "rmsnorm_add": (
@@ -240,6 +246,7 @@ def _populate_layernorm(catalog: Catalog) -> None:
             op="layernorm",
             when=all_of(
                 FLASHINFER,
+                divisible("shape.hidden", VECTOR),
                 eq("dtype.input", "bf16"),
                 eq("dtype.weight", "fp32"),
                 implies(has_bias, eq("dtype.bias", "fp32")),

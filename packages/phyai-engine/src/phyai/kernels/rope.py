@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, is_set, same
+from phyai.dispatch.conditions import eq, is_set, one_of, same
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
-from phyai.kernels.conditions import FLASHINFER, half, returns
+from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -63,7 +63,11 @@ def populate(catalog: Catalog) -> None:
             kernel_id="flashinfer.rope",
             op="rope",
             when=all_of(
-                FLASHINFER, half("input"), pairs, same("shape.rotary_dim", "shape.head_dim")
+                FLASHINFER,
+                half("input"),
+                pairs,
+                one_of("shape.head_dim", *HEAD_DIMS),
+                same("shape.rotary_dim", "shape.head_dim"),
             ),
             prepare=_flashinfer_rope,
             priority=Priority.OPTIMIZED + 2,
