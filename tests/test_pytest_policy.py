@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - pytester forgets what a test imports, and torch loads only once
 
 ROOT = Path(__file__).resolve().parent.parent
 
