@@ -14,9 +14,16 @@ def rebuild[W](weight: W, function: Callable[[Tensor], Tensor], **attributes: ob
         function: Applied to each inner tensor that is present.
         attributes: Metadata that differs from the one of ``weight``.
     """
+    return rebuild_named(weight, lambda _, inner: function(inner), **attributes)
+
+
+def rebuild_named[W](
+    weight: W, function: Callable[[str, Tensor], Tensor], **attributes: object
+) -> W:
+    """Return a new wrapper over ``function(name, inner tensor)``, like ``rebuild``."""
     source: Any = weight
     names, metadata = source.__tensor_flatten__()
-    inner = {name: function(getattr(source, name)) for name in names}
+    inner = {name: function(name, getattr(source, name)) for name in names}
     return type(source).__tensor_unflatten__(inner, metadata | attributes, None, None)
 
 
