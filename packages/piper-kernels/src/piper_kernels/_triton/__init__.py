@@ -1,0 +1,1 @@
+"""Building blocks of the Triton kernels: targets, launch support and device functions."""

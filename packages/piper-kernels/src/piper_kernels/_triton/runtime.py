@@ -1,0 +1,44 @@
+"""Whether and how Triton kernels can be launched on a device."""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import torch
+
+from piper_kernels._triton.targets import accelerator_target
+
+MIN_CAPABILITY = (7, 0)
+
+
+@cache
+def triton_is_installed() -> bool:
+    """Return whether ``import triton`` works; other import errors are raised."""
+    try:
+        import triton  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return False
+    return True
+
+
+def support(device: torch.device) -> tuple[bool, str]:
+    """Return whether Triton kernels run on a device, and the reason when they do not."""
+    target = accelerator_target(device)
+    if target is None:
+        return False, f"Triton kernels need a CUDA or ROCm device, got {device}"
+    if target.backend == "cuda" and target.capability < MIN_CAPABILITY:
+        return False, f"Triton kernels need sm_70 or newer, {device} is {target.architecture}"
+    if not triton_is_installed():
+        return False, "Triton is not installed; install piper-kernels[triton]"
+    return True, ""
+
+
+def supports_device(device: torch.device) -> bool:
+    """Return whether Triton kernels run on a device."""
+    return support(device)[0]
+
+
+def launch_guard(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context that makes ``device`` current, as kernel launches require."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
