@@ -44,3 +44,10 @@ def describe_metadata(weight: Any) -> str:
             inner,
         )
     )
+
+
+def cache_bypass(what: str) -> Exception:
+    """Returns the exception that keeps a graph out of AOTAutograd's disk cache."""
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+    return BypassAOTAutogradCache(f"{what} are not cached on disk")

@@ -5,10 +5,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torchao.utils import TorchAOBaseTensor
 
 from piper_kernels.weights._dispatch import dispatch_weight_op
-from piper_kernels.weights._rebuild import describe_metadata, rebuild
+from piper_kernels.weights._rebuild import cache_bypass, describe_metadata, rebuild
 from piper_kernels.weights.convrot._rotation import require_group_size, rotate_groups
 from piper_kernels.weights.convrot.int8 import _update
 from piper_kernels.weights.convrot.int8._handlers import register_handlers
@@ -275,12 +276,14 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
                 whether weights share that scalar, so such graphs are not cached on disk.
         """
         if self.act_per_tensor_scale is not None:
-            from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-
-            raise BypassAOTAutogradCache(
-                "ConvRot INT8 weights with a static input scale are not cached on disk"
-            )
+            raise cache_bypass("ConvRot INT8 weights with a static input scale")
         return describe_metadata(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Before torch 2.13 the cache key is the pickle of the fake weight, without the hook above.
+        if self.act_per_tensor_scale is not None and isinstance(self.qdata, FakeTensor):
+            raise cache_bypass("ConvRot INT8 weights with a static input scale")
+        return super().__reduce_ex__(protocol)
 
     @classmethod
     def __torch_dispatch__(
