@@ -17,12 +17,18 @@ _TO_COPY_KEYWORDS = frozenset(
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def register_casts(cls: Any) -> None:
+def register_casts(cls: Any, *, dtype_attribute: str = "dtype") -> None:
     """Register ``to``, ``clone`` and ``contiguous`` on a weight class.
 
     A dtype change rewrites the logical dtype only and reuses the inner tensors; a device
     move moves them all; ``copy=True`` duplicates them.
+
+    Args:
+        cls: A weight class.
+        dtype_attribute: The constructor argument that takes the logical dtype.
     """
+    # Outside of inference mode ``to`` is decomposed before it arrives; inside it is here.
+    cls._ATEN_OP_TABLE[cls].pop(aten.to.dtype_layout, None)
 
     @cls.implements_torch_function(torch.Tensor.to)
     def _(func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -35,7 +41,7 @@ def register_casts(cls: Any) -> None:
 
     @cls.implements(aten._to_copy.default)
     def _(func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
-        moved = _move(args[0], kwargs)
+        moved = _move(args[0], kwargs, dtype_attribute)
         return return_and_correct_aliasing(func, args, kwargs, moved)
 
     @cls.implements(aten.clone.default)
@@ -71,7 +77,7 @@ def _split_copy(
     return copy, args, kwargs
 
 
-def _move(weight: Any, kwargs: dict[str, Any]) -> Any:
+def _move(weight: Any, kwargs: dict[str, Any], dtype_attribute: str) -> Any:
     unknown = sorted(set(kwargs) - _TO_COPY_KEYWORDS)
     if unknown or kwargs.get("pin_memory"):
         raise NotImplementedError(
@@ -94,7 +100,7 @@ def _move(weight: Any, kwargs: dict[str, Any]) -> Any:
     def move(inner: Tensor) -> Tensor:
         return inner if device is None else inner.to(device, non_blocking=non_blocking)
 
-    return rebuild(weight, move, dtype=dtype)
+    return rebuild(weight, move, **{dtype_attribute: dtype})
 
 
 def _contiguous(weight: Any, memory_format: torch.memory_format | None) -> Any:

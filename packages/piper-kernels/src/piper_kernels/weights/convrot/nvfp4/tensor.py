@@ -1,0 +1,202 @@
+"""The ConvRot NVFP4 weight tensor."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, QuantizeTensorToNVFP4Kwargs
+
+from piper_kernels.weights.convrot._rotation import (
+    require_divisible,
+    require_group_size,
+    rotate_groups,
+)
+from piper_kernels.weights.convrot.nvfp4._handlers import register_handlers
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor, _quantization
+from piper_kernels.weights.nvfp4._storage import (
+    logical_layout,
+    require_logical_dtype,
+    require_source,
+)
+
+
+class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
+    """An NVFP4 weight whose codes are in a basis rotated in groups along ``in``.
+
+    ``W = rotate_groups(code * (per_tensor_scale * block_scale))``. The storage, its layouts
+    and the operators are those of ``PiperNVFP4Tensor``; weights are matrices.
+
+    Attributes:
+        group_size: Rotation group along ``in``: 16, 64 or 256.
+        act_per_tensor_scale: Second-level scale of rotated inputs.
+    """
+
+    tensor_attribute_names = ["block_size", "orig_dtype", "group_size"]  # noqa: RUF012
+
+    group_size: int
+
+    def __new__(  # noqa: D102
+        cls,
+        qdata: Tensor,
+        scale: Tensor,
+        block_size: int,
+        orig_dtype: torch.dtype,
+        group_size: int,
+        per_tensor_scale: Tensor | None = None,
+        act_per_tensor_scale: Tensor | None = None,
+        is_swizzled_scales: bool = False,
+        use_triton_kernel: bool = False,
+        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,
+        high_first: bool = False,
+    ) -> Self:
+        require_group_size(group_size)
+        if qdata.ndim != 2:
+            raise ValueError(
+                f"ConvRot NVFP4 weights must be 2-D, got qdata of shape {tuple(qdata.shape)}"
+            )
+        require_logical_dtype(orig_dtype)
+        shape, strides = logical_layout(qdata)
+        require_divisible(shape[0] if strides[0] < strides[1] else shape[1], group_size)
+        return super().__new__(
+            cls,
+            qdata,
+            scale,
+            block_size,
+            orig_dtype,
+            per_tensor_scale,
+            act_per_tensor_scale,
+            is_swizzled_scales,
+            use_triton_kernel,
+            act_quant_kwargs,
+            high_first,
+        )
+
+    def __init__(
+        self,
+        qdata: Tensor,
+        scale: Tensor,
+        block_size: int,
+        orig_dtype: torch.dtype,
+        group_size: int,
+        per_tensor_scale: Tensor | None = None,
+        act_per_tensor_scale: Tensor | None = None,
+        is_swizzled_scales: bool = False,
+        use_triton_kernel: bool = False,
+        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,
+        high_first: bool = False,
+    ) -> None:
+        super().__init__(
+            qdata,
+            scale,
+            block_size,
+            orig_dtype,
+            per_tensor_scale,
+            act_per_tensor_scale,
+            is_swizzled_scales,
+            use_triton_kernel,
+            act_quant_kwargs,
+            high_first,
+        )
+        self.group_size = group_size
+
+    @classmethod
+    def from_hp(  # pyright: ignore[reportIncompatibleMethodOverride]  # one keyword more
+        cls,
+        hp: Tensor,
+        *,
+        block_size: int = 16,
+        per_tensor_scale: Tensor | None = None,
+        compute_per_tensor_scale: bool = False,
+        act_per_tensor_scale: Tensor | None = None,
+        is_swizzled_scales: bool = False,
+        use_triton_kernel: bool = False,
+        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,
+        group_size: int | None = None,
+    ) -> Self:
+        """Rotate and quantize a dense weight ``[out, in]``; the arithmetic is FP32.
+
+        Args:
+            hp: See ``PiperNVFP4Tensor.from_hp``.
+            block_size: See there.
+            per_tensor_scale: Given second level for the rotated weight.
+            compute_per_tensor_scale: Take it from ``amax`` of the rotated weight.
+            act_per_tensor_scale: See there.
+            is_swizzled_scales: See there.
+            use_triton_kernel: See there.
+            act_quant_kwargs: See there.
+            group_size: Rotation group, 16, 64 or 256; must divide ``in``.
+
+        Raises:
+            TypeError: No group size is given.
+            ValueError: As for ``PiperNVFP4Tensor.from_hp``, and for the group size.
+        """
+        if group_size is None:
+            raise TypeError("ConvRotNVFP4Tensor.from_hp requires a group size: group_size=64")
+        require_group_size(group_size)
+        if hp.ndim != 2:
+            raise ValueError(f"ConvRot NVFP4 weights must be 2-D, got shape {tuple(hp.shape)}")
+        require_source(hp, block_size, swizzled=is_swizzled_scales)
+        rotated = rotate_groups(hp.detach().to(torch.float32), group_size)
+        level = _quantization.second_level(
+            rotated, per_tensor_scale, compute=compute_per_tensor_scale
+        )
+        qdata, scale = _quantization.quantize(
+            rotated,
+            block_size,
+            level,
+            swizzled=is_swizzled_scales,
+            use_triton_kernel=use_triton_kernel,
+        )
+        return cls(
+            qdata,
+            scale,
+            block_size,
+            hp.dtype,
+            group_size,
+            per_tensor_scale=level,
+            act_per_tensor_scale=act_per_tensor_scale,
+            is_swizzled_scales=is_swizzled_scales,
+            use_triton_kernel=use_triton_kernel,
+            act_quant_kwargs=act_quant_kwargs,
+        )
+
+    @classmethod
+    def from_torchao(cls, tensor: NVFP4Tensor, *, group_size: int | None = None) -> Self:
+        """Wrap TorchAO storage that holds a rotated weight, without a copy.
+
+        Args:
+            tensor: The weight; one of this class with the same group is returned itself.
+            group_size: Rotation group of its codes.
+
+        Raises:
+            TypeError: It is no ``NVFP4Tensor``, or no group size is known.
+            ValueError: The weight is one of this class with another group.
+        """
+        if isinstance(tensor, cls):
+            if group_size not in (None, tensor.group_size):
+                raise ValueError(
+                    f"the weight uses group size {tensor.group_size}, not {group_size}"
+                )
+            return tensor
+        if group_size is None:
+            raise TypeError("ConvRotNVFP4Tensor.from_torchao requires a group size: group_size=64")
+        return cls(**_quantization.torchao_fields(tensor), group_size=group_size)
+
+    def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
+        """Return the dense weight in the logical basis.
+
+        The stored values are rounded to the output dtype and rotated back in it.
+
+        Args:
+            output_dtype: float16, bfloat16 or float32; the logical dtype when omitted.
+
+        Raises:
+            ValueError: The dtype is not supported or the storage is no NVFP4 storage.
+        """
+        dtype = self.dtype if output_dtype is None else output_dtype
+        require_logical_dtype(dtype)
+        dense = rotate_groups(_quantization.dequantize(self).to(dtype), self.group_size)
+        return dense.t() if self.transposed else dense
+
+
+register_handlers(ConvRotNVFP4Tensor)
