@@ -3,10 +3,19 @@
 Packed data and scales are copied; nothing is requantized.
 """
 
+import torch
 from torch import Tensor
 
 from piper_kernels.weights._rebuild import rebuild_named
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
+from piper_kernels.weights.nvfp4._layout import (
+    BLOCK_SIZE,
+    QDATA_BLOCK_SIZE,
+    swizzle_scale,
+    unswizzle_scale,
+)
+from piper_kernels.weights.nvfp4._storage import require_decodable
 
 
 def shard_quantized_weight[W: Tensor](weight: W, *, dim: int, start: int, length: int) -> W:
@@ -36,15 +45,21 @@ def shard_quantized_weight[W: Tensor](weight: W, *, dim: int, start: int, length
         NotImplementedError: The weight is transposed, no matrix or not contiguous, or its
             NVFP4 storage has per-expert scales or other blocks than 16 values.
     """
-    if isinstance(weight, ConvRotInt8Tensor):
-        axis = _validate_interval(weight, dim, start, length)
-        _require_alignment(weight, axis, start, length, weight.group_size)
-        _require_contiguous(weight)
-        return _shard_int8(weight, axis, start, length)
-    raise TypeError(
-        "shard_quantized_weight requires a Piper quantized weight (ConvRotInt8Tensor, "
-        f"PiperNVFP4Tensor or ConvRotNVFP4Tensor), got {type(weight).__name__}"
-    )
+    if not isinstance(weight, ConvRotInt8Tensor | PiperNVFP4Tensor):
+        raise TypeError(
+            "shard_quantized_weight requires a Piper quantized weight (ConvRotInt8Tensor, "
+            f"PiperNVFP4Tensor or ConvRotNVFP4Tensor), got {type(weight).__name__}"
+        )
+    axis = _validate_interval(weight, dim, start, length)
+    is_nvfp4 = isinstance(weight, PiperNVFP4Tensor)
+    if axis == 1:
+        group_size = getattr(weight, "group_size", 1)
+        _require_alignment(weight, start, length, "rotation group size", group_size)
+        _require_alignment(weight, start, length, "block size", BLOCK_SIZE if is_nvfp4 else 1)
+    _require_contiguous(weight)
+    if is_nvfp4:
+        return _shard_nvfp4(weight, axis, start, length)
+    return _shard_int8(weight, axis, start, length)
 
 
 def _shard_int8[W: Tensor](weight: W, axis: int, start: int, length: int) -> W:
@@ -55,6 +70,42 @@ def _shard_int8[W: Tensor](weight: W, axis: int, start: int, length: int) -> W:
         return inner.clone()
 
     return rebuild_named(weight, cut)
+
+
+def _shard_nvfp4[W: PiperNVFP4Tensor](weight: W, axis: int, start: int, length: int) -> W:
+    _require_standard_nvfp4(weight)
+    rows, blocks = weight.shape[0], weight.shape[1] // BLOCK_SIZE
+    step, bytes_per_step = (1, 1) if axis == 0 else (BLOCK_SIZE, QDATA_BLOCK_SIZE)
+    first, count = start // step, length // step
+
+    def cut(name: str, inner: Tensor) -> Tensor:
+        if name == "qdata":
+            return inner.narrow(axis, first * bytes_per_step, count * bytes_per_step).clone()
+        if name != "scale":
+            return inner.clone()
+        # Bytes: float8 has few operators. A cut may fall inside a tile of 128 rows.
+        scale = inner.view(torch.uint8)
+        if weight.is_swizzled_scales:
+            plain = unswizzle_scale(scale, rows, blocks).narrow(axis, first, count)
+            return swizzle_scale(plain).view(inner.dtype)
+        return scale.view(rows, blocks).narrow(axis, first, count).clone().view(inner.dtype)
+
+    return rebuild_named(weight, cut)
+
+
+def _require_standard_nvfp4(weight: PiperNVFP4Tensor) -> None:
+    if weight.block_size != BLOCK_SIZE:
+        raise NotImplementedError(
+            f"NVFP4 shards need block size {BLOCK_SIZE}, got {weight.block_size}"
+        )
+    for name in ("per_tensor_scale", "act_per_tensor_scale"):
+        scale = getattr(weight, name)
+        if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
+            raise NotImplementedError(
+                f"NVFP4 shards need a scalar FP32 {name}, got {scale.dtype} of shape "
+                f"{tuple(scale.shape)}"
+            )
+    require_decodable(weight)
 
 
 def _validate_interval(weight: Tensor, dim: int, start: int, length: int) -> int:
@@ -89,17 +140,12 @@ def _validate_interval(weight: Tensor, dim: int, start: int, length: int) -> int
     return axis
 
 
-def _require_alignment(
-    weight: Tensor, axis: int, start: int, length: int, group_size: int | None, block: int = 1
-) -> None:
-    if axis == 0:
-        return
-    for name, size in (("rotation group size", group_size), ("block size", block)):
-        if size and (start % size or length % size):
-            raise ValueError(
-                f"input-channel shards of a {type(weight).__name__} must align to "
-                f"{name} {size}, got start={start}, length={length}"
-            )
+def _require_alignment(weight: Tensor, start: int, length: int, name: str, size: int) -> None:
+    if start % size or length % size:
+        raise ValueError(
+            f"input-channel shards of a {type(weight).__name__} must align to {name} {size}, "
+            f"got start={start}, length={length}"
+        )
 
 
 def _require_contiguous(weight: Tensor) -> None:

@@ -13,6 +13,7 @@ from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
 from piper_kernels.weights.io._errors import WeightFileError
 from piper_kernels.weights.io._rows import RowQuantizedWeight
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
+from piper_kernels.weights.nvfp4._storage import require_decodable
 
 type StoredWeight = Tensor | RowQuantizedWeight
 
@@ -182,12 +183,25 @@ def _row_wise(storage_dtype: torch.dtype) -> Callable[..., RowQuantizedWeight]:
 
 
 def _nvfp4(tensors: dict[str, Tensor], settings: dict[str, Any]) -> PiperNVFP4Tensor:
-    return PiperNVFP4Tensor(**_nvfp4_fields(tensors, settings))
+    return _checked_nvfp4(PiperNVFP4Tensor(**_nvfp4_fields(tensors, settings)))
 
 
 def _convrot_nvfp4(tensors: dict[str, Tensor], settings: dict[str, Any]) -> ConvRotNVFP4Tensor:
     group_size = settings.pop("group_size")
-    return ConvRotNVFP4Tensor(group_size=group_size, **_nvfp4_fields(tensors, settings))
+    fields = _nvfp4_fields(tensors, settings)
+    return _checked_nvfp4(ConvRotNVFP4Tensor(group_size=group_size, **fields))
+
+
+def _checked_nvfp4[W: PiperNVFP4Tensor](weight: W) -> W:
+    """Refuse storage that the lenient constructor wraps but nothing can decode."""
+    require_decodable(weight)
+    for name in ("per_tensor_scale", "act_per_tensor_scale"):
+        scale = getattr(weight, name)
+        if scale is not None and (scale.dtype != torch.float32 or scale.ndim not in (0, 3)):
+            raise ValueError(
+                f"{name} must be an FP32 scalar, got {scale.dtype} of shape {tuple(scale.shape)}"
+            )
+    return weight
 
 
 def _nvfp4_fields(tensors: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Any]:
