@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 QUICK_CASES = 400
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 GROUPS = (16, 64, 256)
+MAX_FEATURES = 1024
 ROWS = (1, 2, 3, 5, 7, 16, 17, 31, 32, 33, 127, 128, 129, 131)
 LAYOUTS = (
     "contiguous",
@@ -72,20 +73,16 @@ class Case:
         return make_values(values or self.values, rows, self.features, self.torch_dtype, generator)
 
 
-def cases(operations, groups=GROUPS, unit=None):
-    """Return the strategy of all cases of a format.
-
-    ``unit`` makes widths multiples of it instead of multiples of the group.
-    """
+def cases(operations, groups=GROUPS):
+    """Return the strategy of all cases of a format; group 0 stands for no rotation."""
 
     def with_group(group):
-        step = unit or group
-        widths = st.integers(1, max(1, 1024 // step) if step > 16 else 20).map(step.__mul__)
+        step = group or 16
         return st.builds(
             Case,
             operation=st.sampled_from(operations),
             rows=st.sampled_from(ROWS),
-            features=widths.filter(lambda width: width <= 1024),
+            features=st.integers(1, min(20, MAX_FEATURES // step)).map(step.__mul__),
             group=st.just(group),
             dtype=st.sampled_from(sorted(DTYPES)),
             layout=st.sampled_from(LAYOUTS),

@@ -65,3 +65,99 @@ def assert_rounded(actual, exact, magnitude, dtype, group=256):
         actual[~close & ~overflow],
         exact[~close & ~overflow],
     )
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+E2M1 = torch.cat((E2M1, -E2M1))
+MIN_LEVEL = 2.0**-120
+
+
+def e4m3_values(data):
+    """Decode non-negative E4M3FN bytes by exponent and mantissa; NaN stays NaN."""
+    byte = data.contiguous().view(torch.uint8).long()
+    assert (byte < 0x80).all(), "a block scale is negative"
+    exponent, mantissa = byte >> 3, byte & 7
+    normal = (1 + mantissa / 8).double() * 2.0 ** (exponent - 7).double()
+    values = torch.where(exponent > 0, normal, mantissa.double() / 8 * 2.0**-6)
+    return values.masked_fill(byte == 0x7F, torch.nan)
+
+
+def nvfp4_scale_offsets(rows, blocks):
+    """Return where the 128x4 layout keeps the scale of each row and block ``[rows, blocks]``."""
+    columns = (blocks + 3) // 4
+    offsets = torch.empty(rows, blocks, dtype=torch.long)
+    for row in range(rows):
+        for block in range(blocks):
+            tile = row // 128 * columns + block // 4
+            inside = row % 128
+            offsets[row, block] = (tile * 32 + inside % 32) * 16 + inside // 32 * 4 + block % 4
+    return offsets
+
+
+def nvfp4_parts(weight):
+    """Return codes ``[R, K]``, float64 block scales ``[R, K / 16]`` and the global scale."""
+    rows, features = weight.shape
+    packed = weight.qdata.long()
+    low, high = packed & 15, packed >> 4
+    pair = (high, low) if weight.high_first else (low, high)
+    codes = torch.stack(pair, -1).reshape(rows, features)
+    flat = e4m3_values(weight.scale.reshape(-1))
+    if weight.is_swizzled_scales:
+        offsets = nvfp4_scale_offsets(rows, features // 16)
+        scale = flat[offsets]
+        padding = flat.clone()
+        padding[offsets.flatten()] = 0
+        assert not padding.any(), "padding of swizzled scales must be zero"
+    else:
+        scale = flat.view(rows, features // 16)
+    level = weight.per_tensor_scale
+    return codes, scale, 1.0 if level is None else level.double().item()
+
+
+def nvfp4_stored(weight):
+    """Return the float64 values ``[R, K]`` in the basis of the codes."""
+    codes, scale, level = nvfp4_parts(weight)
+    return E2M1[codes] * (scale * level).repeat_interleave(16, -1)
+
+
+def assert_nvfp4_codes(weight, exact, magnitude, group, *, computed_level, stochastic=False):
+    """Check storage whose exact values in the basis of the codes are known.
+
+    Args:
+        weight: The weight.
+        exact: float64 ``[R, K]``.
+        magnitude: float64 ``[R, 1]``, a bound of the summands of ``exact``.
+        group: Rotation group, 0 for none.
+        computed_level: Whether the global scale must be ``amax / 2688``.
+        stochastic: Whether either neighbour of the exact ratio is right.
+    """
+    codes, scale, level = nvfp4_parts(weight)
+    slack = 8 * EPS * max(group, 1) ** 0.5 * magnitude
+    if computed_level:
+        wanted = max(exact.abs().max().item() / 2688, MIN_LEVEL)
+        assert abs(level - wanted) <= 8 * EPS * wanted + slack.max().item() / 2688
+    target = exact.reshape(*scale.shape, 16).abs().amax(-1) / 6 / level
+    target_slack = (slack / 6 / level) + 8 * EPS * target
+    clamped = target.clamp(2.0**-6, 448)
+    # E4M3 has three mantissa bits: the nearest value is at most 2**-4 away, relatively.
+    ulp = 2.0 ** (clamped.log2().floor() - 3)
+    assert ((scale - clamped).abs() <= ulp / 2 + target_slack).all(), (scale, clamped)
+    step = (scale * level).repeat_interleave(16, -1)
+    ratio = exact / step
+    bounded = ratio.clamp(-6, 6)
+    ratio_slack = slack / step + 8 * EPS * bounded.abs() + 1e-12
+    distance = (E2M1[codes] - bounded).abs()
+    if stochastic:
+        above = torch.where(bounded[..., None] <= E2M1, E2M1, torch.inf).amin(-1)
+        below = torch.where(bounded[..., None] >= E2M1, E2M1, -torch.inf).amax(-1)
+        nearest = above - below
+        nearest = torch.where(nearest == 0, ratio_slack * 0, nearest)
+        # Next to a level the other side of it is a neighbour too, within FP32 accuracy.
+        near = (E2M1 - bounded[..., None]).abs().amin(-1) <= ratio_slack
+        nearest = torch.where(near, torch.maximum(nearest, ratio_slack * 0 + 2), nearest)
+        assert (distance <= nearest + ratio_slack).all(), (E2M1[codes], bounded)
+        return
+    nearest = (E2M1 - bounded[..., None]).abs().amin(-1)
+    assert (distance <= nearest + 2 * ratio_slack).all(), (E2M1[codes], bounded)
+    sure = exact.abs() > slack
+    assert torch.equal((codes >= 8)[sure], (exact < 0)[sure]), "a sign is lost"
