@@ -182,6 +182,123 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
             raise TypeError("ConvRotNVFP4Tensor.from_torchao requires a group size: group_size=64")
         return cls(**_quantization.torchao_fields(tensor), group_size=group_size)
 
+    @classmethod
+    def from_gguf(
+        cls,
+        data: Tensor,
+        *,
+        quant_type: int | None = None,
+        logical_dtype: torch.dtype = torch.bfloat16,
+        block_size: int = 16,
+        per_tensor_scale: Tensor | None = None,
+        compute_per_tensor_scale: bool = False,
+        act_per_tensor_scale: Tensor | None = None,
+        is_swizzled_scales: bool = False,
+        use_triton_kernel: bool = False,
+        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,
+        group_size: int,
+        high_first: bool = False,
+        allow_cpu: bool = False,
+    ) -> Self:
+        """Convert packed GGUF rows without a dense copy of the weight.
+
+        A computed global scale takes a second decoding pass. No value is read back to the
+        host: data that is not finite gives a weight that is not finite.
+
+        Args:
+            data: Packed rows ``[out, row_bytes]`` of any dtype, read as bytes; on a CUDA
+                device from sm_80 unless ``allow_cpu``.
+            quant_type: Type of the data, ``piper_kernels.gguf.GGUFQuantizationType`` or its
+                integer; ``None`` reads ``data.quant_type``.
+            logical_dtype: float16, bfloat16 or float32.
+            block_size: 16.
+            per_tensor_scale: Given second level for the rotated weight, kept by reference.
+            compute_per_tensor_scale: Take it from ``amax`` of the rotated weight.
+            act_per_tensor_scale: See the class.
+            is_swizzled_scales: Layout of the block scales.
+            use_triton_kernel: Attribute for TorchAO.
+            act_quant_kwargs: Attribute for TorchAO.
+            group_size: Rotation group, 16, 64 or 256; must divide ``in``.
+            high_first: Whether the even feature is the high nibble of a byte.
+            allow_cpu: Convert on the CPU, in blocks of rows of at most 64 MiB of temporary
+                memory, where the device has no kernel. Otherwise that is an error.
+
+        Raises:
+            TypeError: The data or its type is missing or of the wrong type.
+            ValueError: The device, type, shape or scaling is not supported.
+        """
+        from piper_kernels.weights.convrot.nvfp4 import _gguf
+
+        require_logical_dtype(logical_dtype)
+        storage = _gguf.from_gguf(
+            data,
+            quant_type,
+            group_size=group_size,
+            block_size=block_size,
+            per_tensor_scale=per_tensor_scale,
+            compute_per_tensor_scale=compute_per_tensor_scale,
+            swizzled=is_swizzled_scales,
+            high_first=high_first,
+            allow_cpu=allow_cpu,
+        )
+        return cls(
+            storage.qdata,
+            storage.scale,
+            block_size,
+            logical_dtype,
+            group_size,
+            storage.per_tensor_scale,
+            act_per_tensor_scale,
+            is_swizzled_scales,
+            use_triton_kernel,
+            act_quant_kwargs,
+            high_first,
+        )
+
+    def copy_from_gguf_(
+        self,
+        data: Tensor,
+        *,
+        quant_type: int | None = None,
+        compute_per_tensor_scale: bool = False,
+        allow_cpu: bool = False,
+    ) -> Self:
+        """Overwrite the weight with packed GGUF rows; every inner tensor keeps its storage.
+
+        Args:
+            data: See ``from_gguf``; of the shape and device of this weight.
+            quant_type: See ``from_gguf``.
+            compute_per_tensor_scale: Recompute the global scale, which must exist; otherwise
+                the rows are encoded with the present one.
+            allow_cpu: See ``from_gguf``.
+
+        Raises:
+            NotImplementedError: The weight is transposed.
+            TypeError: The data or its type is missing or of the wrong type.
+            ValueError: The device, type, shape, storage or scaling is not supported.
+        """
+        from piper_kernels.weights.convrot.nvfp4 import _gguf
+
+        if self.transposed:
+            raise NotImplementedError("cannot overwrite a transposed ConvRotNVFP4Tensor from GGUF")
+        _gguf.copy_from_gguf_(
+            _gguf.Nvfp4Storage(
+                self.qdata,
+                self.scale,
+                self.per_tensor_scale,
+                self.group_size,
+                self.is_swizzled_scales,
+                self.high_first,
+            ),
+            data,
+            quant_type,
+            shape=self.shape,
+            block_size=self.block_size,
+            compute_per_tensor_scale=compute_per_tensor_scale,
+            allow_cpu=allow_cpu,
+        )
+        return self
+
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """Return the dense weight in the logical basis.
 
