@@ -21,3 +21,9 @@ def magnitude_bits(values):
 def row_amax(values):
     """Return ``max(|values|)`` over axis 1 of FP32 ``[ROWS, COLS]``; NaN propagates."""
     return tl.max(magnitude_bits(values), axis=1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def row_amax_bits(values):
+    """Return ``row_amax`` as the int32 bits that ``magnitude_bits`` describes."""
+    return tl.max(magnitude_bits(values), axis=1)

@@ -31,11 +31,6 @@ class AcceleratorTarget:
         """Whether one instruction converts two FP32 values to packed E2M1."""
         return self.capability >= (10, 0)
 
-    @property
-    def dot_precision(self) -> str:
-        """Precision of an FP32 ``tl.dot`` that keeps FP32 accuracy on this target."""
-        return "tf32x3" if self.capability >= (8, 0) else "ieee"
-
 
 @cache
 def _cuda_target(index: int) -> AcceleratorTarget:
@@ -50,3 +45,9 @@ def accelerator_target(device: torch.device) -> AcceleratorTarget | None:
     if device.type != "cuda":
         return None
     return _cuda_target(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def dot_precision(device: torch.device) -> str:
+    """Return the ``input_precision`` of an FP32 ``tl.dot`` that keeps FP32 accuracy."""
+    target = accelerator_target(device)
+    return "tf32x3" if target is not None and target.capability >= (8, 0) else "ieee"

@@ -1,11 +1,12 @@
-"""Entry points of the in-place updates: metadata checks, no-op rules, seed narrowing."""
+"""Entry points of the in-place updates: metadata checks, no-op rules, choice of the code."""
 
 import torch
 from torch import Tensor
 
 from piper_kernels.stochastic_quantization._seed import signed_seed, validate_seed
 from piper_kernels.weights._update import validate_operands, validate_scalar
-from piper_kernels.weights.convrot.int8 import _update_reference
+from piper_kernels.weights.convrot.int8 import _ops, _update_reference
+from piper_kernels.weights.convrot.int8._backend import runs_in_operators
 from piper_kernels.weights.convrot.int8._storage import validate_storage
 
 
@@ -30,8 +31,10 @@ def add_(
     )
     factor = validate_scalar("alpha", alpha)
     seed = _narrow_seed(rounding_seed)
-    if factor != 0:
-        _update_reference.add_(qdata, scale, update.detach(), group_size, factor, seed)
+    if factor == 0:
+        return
+    run = _ops.add_ if runs_in_operators(qdata.device) else _update_reference.add_
+    run(qdata, scale, update.detach(), group_size, factor, seed)
 
 
 def addmm_(
@@ -64,9 +67,8 @@ def addmm_(
     seed = _narrow_seed(rounding_seed)
     if base_factor == 1 and factor == 0:
         return
-    _update_reference.addmm_(
-        qdata, scale, left.detach(), right.detach(), group_size, base_factor, factor, seed
-    )
+    run = _ops.addmm_ if runs_in_operators(qdata.device) else _update_reference.addmm_
+    run(qdata, scale, left.detach(), right.detach(), group_size, base_factor, factor, seed)
 
 
 def _require_storage(

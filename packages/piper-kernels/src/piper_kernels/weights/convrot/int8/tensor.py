@@ -12,8 +12,8 @@ from piper_kernels.weights._dispatch import dispatch_weight_op
 from piper_kernels.weights._rebuild import cache_bypass, describe_metadata, rebuild
 from piper_kernels.weights.convrot._rotation import require_group_size, rotate_groups
 from piper_kernels.weights.convrot.int8 import _update
+from piper_kernels.weights.convrot.int8._conversion import quantize_weight
 from piper_kernels.weights.convrot.int8._handlers import register_handlers
-from piper_kernels.weights.convrot.int8._quantization import dynamic_quantize_rows
 from piper_kernels.weights.convrot.int8._storage import (
     LOGICAL_DTYPES,
     logical_layout,
@@ -127,13 +127,12 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
         if hp_tensor.device.type == "meta":
             raise ValueError("cannot quantize a meta tensor; use from_quantized on meta storage")
         require_features(hp_tensor.shape[1], group_size, conv=hp_tensor.ndim == 5)
-        dense = hp_tensor.detach().to(torch.float32)
+        dense = hp_tensor.detach()
         if dense.ndim == 5:
             dense = dense.permute(0, 2, 3, 4, 1)
-        rotated = rotate_groups(dense, group_size)
-        codes, scale = dynamic_quantize_rows(rotated.flatten(1))
+        codes, scale = quantize_weight(dense.flatten(1), group_size)
         return cls(
-            codes.view(rotated.shape), scale, group_size, hp_tensor.dtype, act_per_tensor_scale
+            codes.view(dense.shape), scale, group_size, hp_tensor.dtype, act_per_tensor_scale
         )
 
     @classmethod
@@ -171,6 +170,61 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
             logical_dtype,
             act_per_tensor_scale,
         )
+
+    @classmethod
+    def from_gguf(
+        cls,
+        data: Tensor,
+        *,
+        quant_type: int | None = None,
+        group_size: int,
+        logical_dtype: torch.dtype = torch.bfloat16,
+        allow_cpu: bool = False,
+    ) -> Self:
+        """Convert packed GGUF rows without a dense copy of the weight.
+
+        Args:
+            data: Packed rows ``[out, row_bytes]`` of any dtype, read as bytes; on a device
+                that runs Triton unless ``allow_cpu``.
+            quant_type: Type of the data, ``piper_kernels.gguf.GGUFQuantizationType`` or its
+                integer; ``None`` reads ``data.quant_type``.
+            group_size: Rotation group, 16, 64 or 256; must divide ``in``.
+            logical_dtype: float16, bfloat16 or float32.
+            allow_cpu: Convert on the CPU, in blocks of rows of at most 64 MiB of temporary
+                memory, where the device has no kernel. Otherwise that is an error.
+
+        Raises:
+            TypeError: The data or its type is missing or of the wrong type.
+            ValueError: The device, type or shape is not supported.
+        """
+        from piper_kernels.weights.convrot.int8 import _gguf
+
+        require_logical_dtype(logical_dtype)
+        qdata, scale = _gguf.from_gguf(data, quant_type, group_size, allow_cpu=allow_cpu)
+        return cls(qdata, scale, group_size, logical_dtype)
+
+    def copy_from_gguf_(
+        self, data: Tensor, *, quant_type: int | None = None, allow_cpu: bool = False
+    ) -> Self:
+        """Overwrite the weight with packed GGUF rows; ``qdata`` and ``scale`` stay in place.
+
+        Args:
+            data: See ``from_gguf``; of the shape and device of this weight.
+            quant_type: See ``from_gguf``.
+            allow_cpu: See ``from_gguf``.
+
+        Raises:
+            NotImplementedError: The weight is transposed or a conv3d weight.
+            TypeError: The data or its type is missing or of the wrong type.
+            ValueError: The device, type, shape or storage is not supported.
+        """
+        from piper_kernels.weights.convrot.int8 import _gguf
+
+        self._require_updatable()
+        _gguf.copy_from_gguf_(
+            self.qdata, self.scale, data, quant_type, self.group_size, allow_cpu=allow_cpu
+        )
+        return self
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """Return the dense weight, reconstructed in FP32 and rounded once.

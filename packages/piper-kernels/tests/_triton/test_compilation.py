@@ -1,0 +1,132 @@
+"""Every kernel compiles to machine code for every target, without a GPU."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from piper_kernels._triton import products
+from piper_kernels.weights.convrot.int8 import _product_kernels, _row_kernels
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+NATIVE_FP4 = ("sm_100", "sm_120")
+POINTERS = {
+    "amax_bits": "*i32",
+    "bytes": "*u8",
+    "e2m1": "*fp32",
+    "global_scale": "*fp32",
+    "left": "*bf16",
+    "qdata": "*i8",
+    "right": "*fp32",
+    "scale": "*fp32",
+    "source": "*bf16",
+    "out": "*fp32",
+    "alpha": "fp32",
+    "beta": "fp32",
+    "seed": "i64",
+    "row_stride": "i64",
+    "left_row_stride": "i64",
+    "left_column_stride": "i64",
+    "right_row_stride": "i64",
+}
+
+
+@pytest.fixture(scope="module")
+def primitives():
+    path = Path(__file__).with_name("primitive_kernels.py")
+    spec = importlib.util.spec_from_file_location("primitive_kernels", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=TARGETS)
+def target(request, tmp_path, monkeypatch):
+    target = TARGETS[request.param]
+    backends = triton.backends.backends
+    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    if name not in backends:
+        pytest.skip(f"this Triton has no {name} backend")
+    if not backends[name].compiler.supports_target(target):
+        pytest.skip(f"this Triton's {name} backend does not support {target}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return request.param
+
+
+def build(kernel, target, constants, options=None, **types):
+    """Compile with the argument types of the launchers; the rest are 32-bit sizes."""
+    signature = {
+        name: "constexpr" if name in constants else (POINTERS | types).get(name, "i32")
+        for name in kernel.arg_names
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants), target=TARGETS[target], options=options
+    )
+    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\x7fELF"
+    return compiled
+
+
+def precision(target):
+    return "tf32x3" if target.startswith("sm_") else "ieee"
+
+
+def block(target, full, small):
+    """Take the block sizes of the launchers on the measured target, small ones elsewhere."""
+    return full if target == "sm_90" else small
+
+
+def test_primitives(target, primitives):
+    rows = {"ROWS": 1, "COLS": 1024}
+    build(primitives.rotate_kernel, target, rows | {"GROUP": 256}, source="*fp32")
+    build(primitives.quantize_kernel, target, rows | {"STOCHASTIC": True}, source="*fp32")
+    for native, stochastic in ((False, True), (target in NATIVE_FP4, False)):
+        flags = {"TWO_LEVEL": True, "HIGH_FIRST": False, "NATIVE": native, "STOCHASTIC": stochastic}
+        compiled = build(
+            primitives.nvfp4_kernel,
+            target,
+            flags | {"BLOCKS": 32},
+            source="*fp32",
+            qdata="*u8",
+            scale="*u8",
+        )
+        assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_int8_rows(target, stochastic):
+    flags = {"GROUP": 256, "READ_BASE": True, "STOCHASTIC": stochastic}
+    chunks = {"ROWS": 1, "SIZE": block(target, 2048, 256), "COUNT": 3}
+    build(_row_kernels.fused_rows_kernel, target, flags | chunks, {"num_warps": 4})
+    wide = {"SIZE": block(target, 4096, 512)}
+    build(_row_kernels.wide_rows_kernel, target, flags | wide)
+
+
+@pytest.mark.parametrize("encode", [False, True])
+def test_int8_products(target, encode):
+    constants = {
+        "ROWS": block(target, 64, 32),
+        "COLUMNS": block(target, 128, 32),
+        "DEPTH": block(target, 32, 16),
+        "PRECISION": precision(target),
+        "READ_BASE": True,
+        "STOCHASTIC": encode,
+        "ENCODE": encode,
+    }
+    build(_product_kernels.product_kernel, target, constants)
+    build(_product_kernels.store_scales_kernel, target, {"SIZE": 1024})
+    build(products.rotate_rows_kernel, target, {"GROUP": 256, "SIZE": 1024})
