@@ -61,7 +61,8 @@ def build_model(
 ) -> PI05Model:
     """The fp32 model with these weights, whose parameters require gradients.
 
-    Nothing is computed ahead of time from weights, so that they may change between two calls.
+    Every tensor is kept, and nothing is computed ahead of time from weights, so that they may
+    change between two calls.
 
     Raises:
         CheckpointError: the tensors do not fit the configuration.
@@ -70,7 +71,7 @@ def build_model(
         config,
         params_dtype=torch.float32,
         device=device,
-        savings=Savings(precompute_modulation=False),
+        savings=Savings(lean_last_layer=False, precompute_modulation=False),
     )
     load_into(model, {name: _reader(t) for name, t in tensors.items()}, source="the weights")
     return model.requires_grad_(True)

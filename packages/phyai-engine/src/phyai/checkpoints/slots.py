@@ -51,6 +51,21 @@ def copy_slot(
     return TensorSlot(key, load, aliases, optional)
 
 
+def unused_slot(key: str, shape: tuple[int, ...]) -> TensorSlot:
+    """Returns the slot of a tensor that belongs to the model but is never read in this setting.
+
+    Its shape is still checked, so a checkpoint of another model is not mistaken for this one.
+    """
+
+    def load(source: Tensor) -> None:
+        if tuple(source.shape) != shape:
+            raise CheckpointError(
+                f"{key}: the checkpoint has shape {tuple(source.shape)}, the model has {shape}"
+            )
+
+    return TensorSlot(key, load)
+
+
 def collect_slots(model: nn.Module) -> dict[str, TensorSlot]:
     """Returns every slot of ``model`` by key and by alias.
 

@@ -155,14 +155,24 @@ def test_dropping_and_packing_leave_rows_out(golden, load_model, savings, views,
     assert (len(layout.views), layout.total) == (views, rows)
 
 
-@pytest.mark.parametrize(("savings", "calls"), [(Savings.all(), 0), (Savings.none(), 1)])
-def test_lean_last_layer_skips_its_mlp(golden, load_model, savings, calls):
+@pytest.mark.parametrize(("savings", "skipped"), [(Savings.all(), 1), (Savings.none(), 0)])
+def test_lean_last_layer_runs_and_keeps_no_mlp(golden, load_model, savings, skipped):
     model = load_model("pi05", savings=savings)
     seen = []
-    handle = model.language.layers[-1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    handles = [
+        layer.mlp.register_forward_hook(lambda *_: seen.append(1))
+        for layer in model.language.layers
+    ]
     model.encode_prefix(golden("pi05").inputs("single"))
-    handle.remove()
-    assert len(seen) == calls
+    for handle in handles:
+        handle.remove()
+    assert len(seen) == model.config.language.layers - skipped
+    last = model.config.language.layers - 1
+    kept = {
+        m.prefix for m in model.language.modules() if f"layers.{last}." in getattr(m, "prefix", "")
+    }
+    assert any(name.endswith("qkv_proj") for name in kept)
+    assert any(name.endswith("down_proj") for name in kept) == (not skipped)
 
 
 @pytest.mark.parametrize(("savings", "calls"), [(Savings.all(), 0), (Savings.none(), 3)])

@@ -17,6 +17,7 @@ from phyai.layers import (
     RotaryEmbedding,
 )
 from phyai.models.pi05.sizes import DecoderSizes
+from phyai.models.pi05.tail import KeyValueLayer
 from phyai.runtime.paged import PagedKVCache, PagedPlan
 
 
@@ -189,6 +190,7 @@ class Decoder(nn.Module):
         role: call-site role of its matrix products.
         attention_role: call-site role of its attention.
         adaptive: adaptive norms everywhere, the final one included.
+        keys_only: of the last layer keep only what makes its keys and values.
         params_dtype: of weights and activations.
         device: where the weights live.
     """
@@ -203,6 +205,7 @@ class Decoder(nn.Module):
         adaptive: bool,
         params_dtype: torch.dtype,
         device: torch.device | str,
+        keys_only: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = sizes
@@ -217,13 +220,21 @@ class Decoder(nn.Module):
                 params_dtype=params_dtype,
                 device=device,
             )
-            for index in range(sizes.layers)
+            for index in range(sizes.layers - keys_only)
         )
         self.layers = cast("Sequence[DecoderLayer]", blocks)
-        self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, device)
+        self.tail: KeyValueLayer | None = None
+        self.norm: RMSNorm | AdaRMSNorm | None = None
+        if keys_only:
+            self.tail = KeyValueLayer(
+                sizes, body=prefix, role=role, params_dtype=params_dtype, device=device
+            )
+        else:
+            self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, device)
 
     def final_norm(self, x: Tensor, modulation: Tensor | None = None) -> Tensor:
         """Applies the last norm; an adaptive one's gate has no residual and is dropped."""
+        assert self.norm is not None, "a body without its last layer's output has no final norm"
         return _apply(self.norm, x, modulation)[0]
 
     def modulations(self, cond: Tensor) -> tuple[list[LayerModulation | None], Tensor | None]:

@@ -60,6 +60,7 @@ class PI05Model(nn.Module):
             role="language",
             attention_role="prefix",
             adaptive=False,
+            keys_only=self.savings.lean_last_layer,
             params_dtype=params_dtype,
             device=device,
         )
@@ -82,6 +83,7 @@ class PI05Model(nn.Module):
             self.time = ActionTime(expert.width, device=device)
             self.state_proj = head(config.max_state_dim, expert.width, "state_proj", device)
         self.prefix_rope = self._rope(language.heads)
+        self.key_rope = self._rope(language.kv_heads)
         self.expert_rope = self._rope(expert.heads)
         self._modulations: dict[int, list[StepModulation]] = {}
 
@@ -142,14 +144,12 @@ class PI05Model(nn.Module):
         plan = PagedPlan.from_slots(layout.lengths, layout.visible, self.device)
         positions = layout.positions.to(self.device)
         x = self.embed_prefix(inputs, layout)
-        *body, last = self.language.layers
-        for layer in body:
+        for layer in self.language.layers:
             x = layer(x, positions, self.prefix_rope, cache, 0, plan)
-        if self.savings.lean_last_layer:
-            projected = last.project(x, positions, self.prefix_rope)
-            cache.write(last.attention.layer, 0, projected.key, projected.value)
+        if self.language.tail is None:
+            self.language.final_norm(x)
         else:
-            self.language.final_norm(last(x, positions, self.prefix_rope, cache, 0, plan))
+            self.language.tail(x, positions, self.key_rope, cache, 0)
         return cache, layout
 
     def suffix_plan(self, layout: PrefixLayout) -> tuple[PagedPlan, Tensor]:

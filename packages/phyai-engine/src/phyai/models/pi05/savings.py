@@ -11,7 +11,7 @@ class Savings:
         drop_absent_cameras: skip the vision tower and the tokens of a camera that is not there,
             instead of computing them and masking them.
         pack_prompt: compute only the real tokens of the prompt, instead of all slots.
-        lean_last_layer: of the last language layer compute only the keys and values, the one
+        lean_last_layer: of the last language layer load and compute only keys and values, the one
             part of it that the action expert reads.
         precompute_modulation: run the time network once for each step count instead of in
             every step.

@@ -1,0 +1,80 @@
+"""What is left of the language model's last layer when only its keys and values are read."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from phyai.checkpoints.slots import TensorSlot, unused_slot
+from phyai.layers import Leg, Linear, RMSNorm, RotaryEmbedding
+from phyai.models.pi05.sizes import DecoderSizes
+from phyai.runtime.paged import PagedKVCache
+
+
+class KeyValueLayer(nn.Module):
+    """A last layer of which only keys and values are wanted: one norm and one projection.
+
+    The expert reads nothing else of it, so its queries, attention, MLP and the norm behind it are
+    neither computed nor kept. Their tensors are still expected in the checkpoint.
+
+    Args:
+        sizes: of the body.
+        body: checkpoint name of the body.
+        role: call-site role of the projection.
+        params_dtype: of weights and activations.
+        device: where the weights live.
+    """
+
+    def __init__(
+        self,
+        sizes: DecoderSizes,
+        *,
+        body: str,
+        role: str,
+        params_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.index = sizes.layers - 1
+        self.body, self.prefix = body, f"{body}.layers.{self.index}"
+        kv_width = sizes.kv_heads * sizes.head_dim
+        self.input_layernorm = RMSNorm(
+            sizes.width, prefix=f"{self.prefix}.input_layernorm", device=device
+        )
+        self.kv_proj = Linear(
+            sizes.width,
+            (Leg("k_proj", kv_width, "k"), Leg("v_proj", kv_width, "v")),
+            prefix=f"{self.prefix}.self_attn.qkv_proj",
+            role=role,
+            params_dtype=params_dtype,
+            device=device,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        rope: RotaryEmbedding,
+        cache: PagedKVCache,
+        first_slot: int,
+    ) -> None:
+        """Stores keys and values of rows ``x`` [T, width] from ``first_slot`` on.
+
+        ``rope`` is one for ``kv_heads`` query heads: there are keys only, in both places.
+        """
+        heads = self.kv_proj(self.input_layernorm(x)).view(x.shape[0], -1, self.sizes.head_dim)
+        key, value = heads.split(self.sizes.kv_heads, dim=1)
+        cache.write(self.index, first_slot, rope(positions, key, key)[1], value)
+
+    def checkpoint_slots(self) -> Iterator[TensorSlot]:
+        """Yields the tensors that are expected and left out."""
+        sizes, prefix = self.sizes, self.prefix
+        width, mlp, queries = sizes.width, sizes.mlp, sizes.heads * sizes.head_dim
+        yield unused_slot(f"{prefix}.self_attn.q_proj.weight", (queries, width))
+        yield unused_slot(f"{prefix}.self_attn.o_proj.weight", (width, queries))
+        yield unused_slot(f"{prefix}.post_attention_layernorm.weight", (width,))
+        yield unused_slot(f"{prefix}.mlp.gate_proj.weight", (mlp, width))
+        yield unused_slot(f"{prefix}.mlp.up_proj.weight", (mlp, width))
+        yield unused_slot(f"{prefix}.mlp.down_proj.weight", (width, mlp))
+        yield unused_slot(f"{self.body}.norm.weight", (width,))
