@@ -76,7 +76,7 @@ def register_unsupported(cls: Any) -> None:
 
 
 def register_copy(cls: Any) -> None:
-    """Register ``copy_`` between weights of one format; dense tensors are refused."""
+    """Register ``copy_`` between weights of one format; other tensors are refused."""
 
     @cls.implements(aten.copy_.default)
     def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -84,12 +84,12 @@ def register_copy(cls: Any) -> None:
         non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
         if not isinstance(target, cls):
             raise NotImplementedError(
-                f"cannot copy a {cls.__name__} into a dense tensor; "
-                "use dense.copy_(weight.dequantize())"
+                f"cannot copy a {cls.__name__} into a {type(target).__name__}; "
+                "dequantize it first, as in dense.copy_(weight.dequantize())"
             )
         if not isinstance(source, cls):
             raise NotImplementedError(
-                f"cannot copy a dense tensor into a {cls.__name__}; quantize it first, "
+                f"cannot copy a {type(source).__name__} into a {cls.__name__}; quantize it first, "
                 f"as in weight.copy_({cls.__name__}.from_hp(dense, ...))"
             )
         _require_same_metadata(target, source)

@@ -92,12 +92,19 @@ def _quantized_input(
             "NVFP4 linear with quantized inputs does not support autograd; "
             "use torch.no_grad() or torch.inference_mode()"
         )
+    act_scale = weight.act_per_tensor_scale
+    if act_scale is not None and (act_scale.numel() != 1 or act_scale.dtype != torch.float32):
+        raise ValueError(
+            "act_per_tensor_scale must be an FP32 scalar, "
+            f"got {act_scale.dtype} with shape {tuple(act_scale.shape)}"
+        )
+    level = weight.per_tensor_scale
     return reference.linear(
         input,
         weight.qdata,
         _swizzled_scale(weight),
-        weight.per_tensor_scale,
-        weight.act_per_tensor_scale,
+        None if level is None else level.view(()),
+        None if act_scale is None else act_scale.view(()),
         bias,
         options.use_dynamic_per_tensor_scale,
         weight.high_first,

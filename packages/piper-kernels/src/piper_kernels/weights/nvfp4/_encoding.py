@@ -33,7 +33,7 @@ def per_tensor_scale_of(amax: Tensor) -> Tensor:
 def nearest_codes(values: Tensor) -> Tensor:
     """Return uint8 E2M1 codes of FP32 values: nearest, ties to even, saturating, sign kept."""
     thresholds = torch.tensor(_THRESHOLDS, dtype=torch.float32, device=values.device)
-    magnitude = torch.bucketize(values.abs(), thresholds, out_int32=True, right=True)
+    magnitude = torch.bucketize(values.abs().contiguous(), thresholds, out_int32=True, right=True)
     return (magnitude | (torch.signbit(values).to(torch.int32) << 3)).to(torch.uint8)
 
 

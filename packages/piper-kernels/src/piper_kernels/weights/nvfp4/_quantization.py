@@ -90,7 +90,10 @@ def block_scales(weight: Any) -> Tensor:
     if weight.is_swizzled_scales:
         scale = unswizzle_scale(scale, math.prod(shape[:-1]), shape[-1])
     scale = scale.reshape(shape).to(torch.float32)
-    return scale if weight.per_tensor_scale is None else weight.per_tensor_scale * scale
+    level = weight.per_tensor_scale
+    if level is None:
+        return scale
+    return (level if lead else level.view(())) * scale
 
 
 def dequantize(weight: Any) -> Tensor:

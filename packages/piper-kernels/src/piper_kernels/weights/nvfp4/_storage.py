@@ -123,6 +123,12 @@ def require_decodable(weight: Any) -> None:
             "NVFP4 qdata must be uint8 and scale float8_e4m3fn, "
             f"got {weight.qdata.dtype} and {weight.scale.dtype}"
         )
+    level = weight.per_tensor_scale
+    if level is not None and weight.ndim == 2 and level.numel() != 1:
+        raise ValueError(
+            "per_tensor_scale of a 2-D NVFP4 weight must have one element, "
+            f"got shape {tuple(level.shape)}"
+        )
     *lead, rows, features = matrix_shape(weight)
     rows *= lead[0] if lead else 1
     expected = scale_shape(rows, features, swizzled=weight.is_swizzled_scales)
