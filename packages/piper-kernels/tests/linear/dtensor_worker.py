@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
+from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 from piper_kernels.weights.sharding import shard_quantized_weight
 
 WORLD = 2
@@ -25,21 +27,34 @@ PLACEMENTS = {
     "rows": (Shard(0), Replicate(), Shard(0), Shard(1)),
     "columns": (Shard(1), Shard(1), Replicate(), Partial()),
 }
-# Mode, static input scale, bias. In inference mode DTensor gathers the whole weight for a
-# replicated bias and column shards, which quantized weights refuse; torch.no_grad() does not.
+# Format, mode, bias. In inference mode DTensor gathers the whole weight for a replicated bias
+# and column shards, which quantized weights refuse; torch.no_grad() does not.
 CASES = (
-    ("eager", False, False),
-    ("eager", True, True),
-    ("compiled", False, True),
-    ("inference", False, False),
+    ("int8", "eager", False),
+    ("int8-static", "eager", True),
+    ("int8", "compiled", True),
+    ("int8", "inference", False),
+    ("nvfp4", "eager", True),
+    ("convrot-nvfp4", "eager", False),
+    ("convrot-nvfp4", "compiled", True),
 )
+MAKERS = {
+    "int8": lambda dense: ConvRotInt8Tensor.from_hp(dense, group_size=16),
+    "int8-static": lambda dense: ConvRotInt8Tensor.from_hp(
+        dense, group_size=16, act_per_tensor_scale=torch.tensor(0.03)
+    ),
+    "nvfp4": lambda dense: PiperNVFP4Tensor.from_hp(
+        dense, compute_per_tensor_scale=True, is_swizzled_scales=True
+    ),
+    "convrot-nvfp4": lambda dense: ConvRotNVFP4Tensor.from_hp(
+        dense, group_size=16, compute_per_tensor_scale=True, is_swizzled_scales=True
+    ),
+}
 
 
-def make_weight(static, rows):
+def make_weight(fmt, rows):
     generator = torch.Generator().manual_seed(1)
-    dense = torch.randn(rows, FEATURES, generator=generator)
-    scale = torch.tensor(0.03) if static else None
-    return ConvRotInt8Tensor.from_hp(dense, group_size=16, act_per_tensor_scale=scale)
+    return MAKERS[fmt](torch.randn(rows, FEATURES, generator=generator))
 
 
 def shard_bounds(size, rank):
@@ -53,7 +68,7 @@ def local_part(tensor, placement, rank):
     if not isinstance(placement, Shard):
         return tensor
     start, length = shard_bounds(tensor.shape[placement.dim], rank)
-    if isinstance(tensor, ConvRotInt8Tensor):
+    if isinstance(tensor, ConvRotInt8Tensor | PiperNVFP4Tensor):
         return shard_quantized_weight(tensor, dim=placement.dim, start=start, length=length)
     return tensor.narrow(placement.dim, start, length).contiguous()
 
@@ -69,12 +84,12 @@ def distribute(tensor, placement, mesh, rank):
     )
 
 
-def check(mesh, rank, kind, mode, *, static, with_bias, rows):
+def check(mesh, rank, kind, fmt, mode, *, with_bias, rows):
     of_weight, of_input, of_bias, of_output = PLACEMENTS[kind]
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(5, FEATURES, generator=generator)
     bias = torch.randn(rows, generator=generator) if with_bias else None
-    weight = make_weight(static, rows)
+    weight = make_weight(fmt, rows)
     linear = functional.linear
     if mode == "compiled":
         torch._dynamo.reset()
@@ -112,16 +127,11 @@ def work(rank, folder):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     mesh = init_device_mesh("cpu", (WORLD,))
     results = {}
-    for kind, (mode, static, with_bias) in itertools.product(PLACEMENTS, CASES):
-        # Seven rows do not divide by two: the global shape must be passed, not guessed.
-        options = {"static": static, "with_bias": with_bias, "rows": 7}
-        name = f"{kind}-{mode}"
-        if static:
-            name += "-static"
-        if with_bias:
-            name += "-bias"
+    for kind, (fmt, mode, with_bias) in itertools.product(PLACEMENTS, CASES):
+        name = f"{kind}-{fmt}-{mode}" + ("-bias" if with_bias else "")
         try:
-            check(mesh, rank, kind, mode, **options)
+            # Seven rows do not divide by two: the global shape must be passed, not guessed.
+            check(mesh, rank, kind, fmt, mode, with_bias=with_bias, rows=7)
             outcome = "ok"
         except Exception:
             outcome = traceback.format_exc()

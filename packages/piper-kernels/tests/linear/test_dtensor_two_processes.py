@@ -13,7 +13,15 @@ WORKER = Path(__file__).with_name("dtensor_worker.py")
 CASES = [
     f"{kind}-{case}"
     for kind in ("replicated", "rows", "columns")
-    for case in ("eager", "eager-static-bias", "compiled-bias", "inference")
+    for case in (
+        "int8-eager",
+        "int8-static-eager-bias",
+        "int8-compiled-bias",
+        "int8-inference",
+        "nvfp4-eager-bias",
+        "convrot-nvfp4-eager",
+        "convrot-nvfp4-compiled-bias",
+    )
 ]
 
 pytestmark = [

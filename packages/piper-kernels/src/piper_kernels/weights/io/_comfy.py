@@ -94,14 +94,21 @@ def field_names(name: str, fmt: object) -> dict[str, str]:
     return names
 
 
-def read_marker(name: str, raw: bytes) -> dict[str, Any]:
-    """Parse the bytes of one marker.
+def marker_names(tensors: Mapping[str, object]) -> list[str]:
+    """Return the names of the markers among tensors."""
+    return [name for name in tensors if name == MARKER or name.endswith(f".{MARKER}")]
+
+
+def read_marker(name: str, tensor: Tensor) -> dict[str, Any]:
+    """Parse one marker: a uint8 tensor of JSON text.
 
     Raises:
-        WeightFileError: They are no JSON object.
+        WeightFileError: It is no JSON object.
     """
+    if tensor.dtype != torch.uint8:
+        raise WeightFileError(f"{name}: the marker must be uint8, got {tensor.dtype}")
     try:
-        marker = json.loads(raw.decode("utf-8"))
+        marker = json.loads(bytes(tensor.flatten().tolist()).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WeightFileError(f"{name}: the marker is no JSON ({error})") from error
     if not isinstance(marker, dict):

@@ -95,7 +95,7 @@ def load_quantized(
         ModuleNotFoundError: The safetensors package is not installed.
     """
     header = read_header(path)
-    tensors = _map(Path(path), header)
+    tensors = map_tensors(path, header)
     weights = {
         name: unpack_weight(name, packed.config, packed.tensors)
         for name, packed in take_packed(header, tensors, str(path), logical_dtype).items()
@@ -134,13 +134,10 @@ def take_markers(
     header: SafetensorsHeader, tensors: dict[str, Tensor], source: str
 ) -> dict[str, dict[str, Any]]:
     """Remove ComfyUI's markers from ``tensors`` and return them by weight name."""
-    by_tensor = {}
-    for name in [n for n in tensors if n == _comfy.MARKER or n.endswith(f".{_comfy.MARKER}")]:
-        marker = tensors.pop(name)
-        if marker.dtype != torch.uint8:
-            raise WeightFileError(f"{name}: the marker must be uint8, got {marker.dtype}")
-        raw = bytes(marker.flatten().tolist())
-        by_tensor[name.removesuffix(_comfy.MARKER) + "weight"] = _comfy.read_marker(name, raw)
+    by_tensor = {
+        name.removesuffix(_comfy.MARKER) + "weight": _comfy.read_marker(name, tensors.pop(name))
+        for name in _comfy.marker_names(tensors)
+    }
     return _comfy.merge_markers(by_tensor, _comfy.global_markers(header.metadata, source))
 
 
@@ -187,7 +184,8 @@ def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> 
         temporary.unlink(missing_ok=True)
 
 
-def _map(path: Path, header: SafetensorsHeader) -> dict[str, Tensor]:
+def map_tensors(path: str | os.PathLike[str], header: SafetensorsHeader) -> dict[str, Tensor]:
+    """Return every stored tensor in file order, aliasing the memory-mapped file."""
     from safetensors import SafetensorError, safe_open
 
     order = sorted(header.tensors, key=lambda name: header.tensors[name].start)
