@@ -1,0 +1,6 @@
+"""Makes the modules of the benchmarks folder importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
