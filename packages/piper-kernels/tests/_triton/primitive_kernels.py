@@ -183,11 +183,11 @@ def check_nvfp4_codes() -> None:
     assert scale.tolist() == [0x38]  # 1.0
     swapped, _ = nvfp4(values[None], high_first=True)
     assert torch.equal(swapped.view(-1, 2).flip(1).flatten(), codes[0])
-    # A zero block stores the smallest normal scale; infinities and NaN saturate.
+    # A zero block stores the smallest normal scale; an infinity saturates, a NaN stays.
     special = torch.zeros(4, 16)
     special[1, 3], special[2, 4], special[3, 5] = torch.inf, torch.nan, 1e30
     codes, scale = nvfp4(special)
-    assert scale.tolist() == [0x08, 0x7E, 0x7E, 0x7E]
+    assert scale.tolist() == [0x08, 0x7E, 0x7F, 0x7E]
     assert [codes[1, 3], codes[2, 4] & 7, codes[3, 5]] == [7, 7, 7]
 
 

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from piper_kernels._triton import products
 from piper_kernels.weights.convrot.int8 import _product_kernels, _row_kernels
+from piper_kernels.weights.nvfp4 import _update_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -130,3 +131,29 @@ def test_int8_products(target, encode):
     build(_product_kernels.product_kernel, target, constants)
     build(_product_kernels.store_scales_kernel, target, {"SIZE": 1024})
     build(products.rotate_rows_kernel, target, {"GROUP": 256, "SIZE": 1024})
+
+
+@pytest.mark.parametrize(("pack", "stochastic"), [(False, False), (True, False), (True, True)])
+def test_nvfp4_updates(target, pack, stochastic):
+    constants = {
+        "TWO_LEVEL": True,
+        "SWIZZLED": True,
+        "HIGH_FIRST": False,
+        "STOCHASTIC": stochastic,
+        "NATIVE": target in NATIVE_FP4,
+        "PACK": pack,
+    }
+    dense = {"GROUP": 64, "ROWS": 8, "COLUMNS": block(target, 256, 64)}
+    product = {
+        "ROWS": block(target, 64, 32),
+        "COLUMNS": block(target, 64, 32),
+        "DEPTH": block(target, 32, 16),
+        "PRECISION": precision(target),
+        "READ_BASE": True,
+    }
+    storage = {"qdata": "*u8", "scale": "*u8"}
+    compiled = build(_update_kernels.dense_kernel, target, constants | dense, **storage)
+    build(_update_kernels.product_kernel, target, constants | product, **storage)
+    build(_update_kernels.store_global_scale_kernel, target, {})
+    converts = "e2m1x2" in compiled.asm.get("ptx", "")
+    assert converts == (pack and not stochastic and target in NATIVE_FP4)

@@ -119,6 +119,9 @@ def _convert_pairs(even, odd):
 def block_scales(values, global_scale, TWO_LEVEL: tl.constexpr):
     """Return the E4M3 bytes ``[BLOCKS]`` and FP32 multipliers ``[BLOCKS]`` of blocks.
 
+    The scale is ``clamp(amax / 6 / global_scale, 2**-6, 448)``, NaN where a value is; the
+    multiplier is the reciprocal of the rounded scale.
+
     Args:
         values: FP32 ``[BLOCKS, 16]``.
         global_scale: FP32 scalar; read only when ``TWO_LEVEL``.
@@ -128,9 +131,9 @@ def block_scales(values, global_scale, TWO_LEVEL: tl.constexpr):
     scale = tl.div_rn(amax, tl.full(amax.shape, 6.0, tl.float32))
     if TWO_LEVEL:
         scale = tl.div_rn(scale, tl.full(amax.shape, 0.0, tl.float32) + global_scale)
-    # NaN saturates: the comparison is false for it.
-    scale = tl.where(scale < _MAX_SCALE, tl.maximum(scale, _MIN_SCALE), _MAX_SCALE)
-    codes = encode_e4m3(scale)
+    bounded = tl.minimum(tl.maximum(scale, _MIN_SCALE), _MAX_SCALE)
+    codes = tl.where(scale != scale, 0x7F, encode_e4m3(bounded))  # noqa: PLR0124  # NaN only
+    codes = codes.to(tl.uint8)
     one = tl.full(amax.shape, 1.0, tl.float32)
     if TWO_LEVEL:
         one = tl.div_rn(one, tl.full(amax.shape, 0.0, tl.float32) + global_scale)

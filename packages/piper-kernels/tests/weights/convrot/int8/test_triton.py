@@ -12,11 +12,6 @@ from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor, _backend
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 def run_checks(*arguments, **environment):
     result = subprocess.run(
@@ -34,9 +29,9 @@ def test_numerics_in_the_interpreter():
     run_checks(TRITON_INTERPRET="1")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    pytestmark = needs_gpu
-
     def test_numerics(self):
         run_checks("cuda")
 
