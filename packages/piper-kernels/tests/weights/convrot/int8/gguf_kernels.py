@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 
 from piper_kernels._triton.row_chunks import RowChunks
+from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.gguf import GGUF_QUANT_SIZES, GGUFQuantizationType, dequantize
 from piper_kernels.gguf.triton import decode_units
 from piper_kernels.weights.convrot._rotation import rotate_groups
-from piper_kernels.weights.convrot.int8 import gguf_triton
+from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor, _gguf, gguf_triton
 from piper_kernels.weights.convrot.int8._gguf_policy import TiledRows
 from piper_kernels.weights.convrot.int8._quantization import dynamic_quantize_rows
 
@@ -135,6 +136,31 @@ def check_passes(packed_data):
     check(packed, kind, 64, SmallWorkspace(64, 2, 4), 128)
 
 
+def check_entry_points(packed_data):
+    """The methods of the weight reach the kernels; elsewhere than on a GPU it is made to."""
+    if DEVICE == "cpu":
+        target = AcceleratorTarget("cuda", "sm_90")
+        _gguf.support = lambda device: (True, "")
+        _gguf.accelerator_target = lambda device: target
+    for features in (96, 4112):
+        first, second = (
+            packed_data.finite_packed(1, 3, features, seed, device=DEVICE) for seed in (0, 1)
+        )
+        weight = ConvRotInt8Tensor.from_gguf(first, quant_type=1, group_size=16)
+        version = weight.qdata._version, weight.scale._version
+        assert weight.copy_from_gguf_(second, quant_type=1) is weight
+        assert weight.qdata._version > version[0]
+        assert weight.scale._version > version[1]
+        expected = ConvRotInt8Tensor.from_hp(dequantize(second.cpu(), 1), group_size=16)
+        torch.testing.assert_close(weight.scale.cpu(), expected.scale, rtol=2e-6, atol=0)
+        assert (weight.qdata.cpu().int() - expected.qdata.int()).abs().max() <= 1
+    # Bytes cut at an odd address are copied before 16-bit words are read from them.
+    blob = torch.zeros(second.numel() + 1, dtype=torch.uint8, device=DEVICE)
+    blob[1:] = second.flatten()
+    odd = ConvRotInt8Tensor.from_gguf(blob[1:].view(3, -1), quant_type=1, group_size=16)
+    assert torch.equal(odd.qdata, weight.qdata)
+
+
 if __name__ == "__main__":
     blocks = load_packed_data()
     check_decode(blocks)
@@ -142,4 +168,5 @@ if __name__ == "__main__":
     check_schedules(blocks)
     check_edges()
     check_passes(blocks)
+    check_entry_points(blocks)
     print("gguf checks passed")

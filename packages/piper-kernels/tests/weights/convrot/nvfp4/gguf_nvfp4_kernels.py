@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.gguf import GGUF_QUANT_SIZES, GGUFQuantizationType, dequantize
 from piper_kernels.weights.convrot._rotation import rotate_groups
-from piper_kernels.weights.convrot.nvfp4 import gguf_triton
+from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor, _gguf, gguf_triton
 from piper_kernels.weights.nvfp4._encoding import decode, encode, per_tensor_scale_of
 from piper_kernels.weights.nvfp4._layout import scale_shape, swap_packed_pairs, unswizzle_scale
 
@@ -127,9 +128,35 @@ def check_edges():
     assert level.isnan()
 
 
+def check_entry_points(packed_data):
+    """The methods of the weight reach the kernels; elsewhere than on a GPU they are made to."""
+    if DEVICE == "cpu":
+        target = AcceleratorTarget("cuda", "sm_90")
+        _gguf.support = lambda device: (True, "")
+        _gguf.accelerator_target = lambda device: target
+    first, second = (packed_data.finite_packed(1, 130, 96, s, device=DEVICE) for s in (0, 1))
+    options = {"quant_type": 1, "compute_per_tensor_scale": True}
+    weight = ConvRotNVFP4Tensor.from_gguf(first, group_size=16, is_swizzled_scales=True, **options)
+    inner = (weight.qdata, weight.scale, weight.per_tensor_scale)
+    versions = [tensor._version for tensor in inner]
+    assert weight.copy_from_gguf_(second, **options) is weight
+    after = (weight.qdata, weight.scale, weight.per_tensor_scale)
+    assert all(new is old for new, old in zip(after, inner, strict=True))
+    assert all(tensor._version > old for tensor, old in zip(inner, versions, strict=True))
+    dense = dequantize(second.cpu(), 1)
+    expected = ConvRotNVFP4Tensor.from_hp(
+        dense, group_size=16, is_swizzled_scales=True, compute_per_tensor_scale=True
+    )
+    differing = weight.qdata.cpu() != expected.qdata
+    assert differing.float().mean() < 0.005
+    restored = weight.to("cpu").dequantize(torch.float32)
+    assert (restored - dense).norm() / dense.norm() < 0.15
+
+
 if __name__ == "__main__":
     blocks = load_packed_data()
     check_types(blocks)
     check_layouts(blocks)
     check_edges()
+    check_entry_points(blocks)
     print("gguf nvfp4 checks passed")
