@@ -33,7 +33,14 @@ def test_unchanged_to_returns_the_weight(outside, inference, function):
 
 @pytest.mark.parametrize(
     "function",
-    [lambda w: w.to(torch.bfloat16), lambda w: w.bfloat16(), lambda w: w.half().bfloat16()],
+    [
+        lambda w: w.to(torch.bfloat16),
+        lambda w: w.to("cpu", torch.bfloat16),
+        lambda w: w.to(device="cpu", dtype=torch.bfloat16),
+        lambda w: torch.ops.aten.to.dtype_layout(w, dtype=torch.bfloat16),
+        lambda w: w.bfloat16(),
+        lambda w: w.half().bfloat16(),
+    ],
 )
 def test_dtype_change_reuses_storage(outside, inference, function):
     result = function(outside)

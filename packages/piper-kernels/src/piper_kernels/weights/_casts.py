@@ -27,7 +27,7 @@ def register_casts(cls: Any, *, dtype_attribute: str = "dtype") -> None:
         cls: A weight class.
         dtype_attribute: The constructor argument that takes the logical dtype.
     """
-    # Outside of inference mode ``to`` is decomposed before it arrives; inside it is here.
+    # TorchAO's handler refuses dtype changes; without one the operator is decomposed.
     cls._ATEN_OP_TABLE[cls].pop(aten.to.dtype_layout, None)
 
     @cls.implements_torch_function(torch.Tensor.to)

@@ -6,15 +6,11 @@ import torch
 from torch import Tensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, QuantizeTensorToNVFP4Kwargs
 
-from piper_kernels.weights.convrot._rotation import (
-    require_divisible,
-    require_group_size,
-    rotate_groups,
-)
+from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.convrot.nvfp4._handlers import register_handlers
+from piper_kernels.weights.convrot.nvfp4._storage import validate_rotation
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor, _quantization
 from piper_kernels.weights.nvfp4._storage import (
-    logical_layout,
     require_logical_dtype,
     require_source,
 )
@@ -44,19 +40,12 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         group_size: int,
         per_tensor_scale: Tensor | None = None,
         act_per_tensor_scale: Tensor | None = None,
-        is_swizzled_scales: bool = False,
-        use_triton_kernel: bool = False,
-        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,
+        is_swizzled_scales: bool = False,  # noqa: ARG004  # set by __init__
+        use_triton_kernel: bool = False,  # noqa: ARG004
+        act_quant_kwargs: QuantizeTensorToNVFP4Kwargs | None = None,  # noqa: ARG004
         high_first: bool = False,
     ) -> Self:
-        require_group_size(group_size)
-        if qdata.ndim != 2:
-            raise ValueError(
-                f"ConvRot NVFP4 weights must be 2-D, got qdata of shape {tuple(qdata.shape)}"
-            )
-        require_logical_dtype(orig_dtype)
-        shape, strides = logical_layout(qdata)
-        require_divisible(shape[0] if strides[0] < strides[1] else shape[1], group_size)
+        validate_rotation(qdata, group_size)
         return super().__new__(
             cls,
             qdata,
@@ -65,10 +54,7 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
             orig_dtype,
             per_tensor_scale,
             act_per_tensor_scale,
-            is_swizzled_scales,
-            use_triton_kernel,
-            act_quant_kwargs,
-            high_first,
+            high_first=high_first,
         )
 
     def __init__(
@@ -116,14 +102,14 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         """Rotate and quantize a dense weight ``[out, in]``; the arithmetic is FP32.
 
         Args:
-            hp: See ``PiperNVFP4Tensor.from_hp``.
-            block_size: See there.
+            hp: ``[out, in]`` in float16, bfloat16 or float32, which becomes the logical dtype.
+            block_size: 16.
             per_tensor_scale: Given second level for the rotated weight.
             compute_per_tensor_scale: Take it from ``amax`` of the rotated weight.
-            act_per_tensor_scale: See there.
-            is_swizzled_scales: See there.
-            use_triton_kernel: See there.
-            act_quant_kwargs: See there.
+            act_per_tensor_scale: See the class.
+            is_swizzled_scales: Layout of the block scales.
+            use_triton_kernel: Let TorchAO quantize with its kernel.
+            act_quant_kwargs: TorchAO's description of input quantization.
             group_size: Rotation group, 16, 64 or 256; must divide ``in``.
 
         Raises:
@@ -132,33 +118,23 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         """
         if group_size is None:
             raise TypeError("ConvRotNVFP4Tensor.from_hp requires a group size: group_size=64")
-        require_group_size(group_size)
         if hp.ndim != 2:
             raise ValueError(f"ConvRot NVFP4 weights must be 2-D, got shape {tuple(hp.shape)}")
         require_source(hp, block_size, swizzled=is_swizzled_scales)
         rotated = rotate_groups(hp.detach().to(torch.float32), group_size)
-        level = _quantization.second_level(
-            rotated, per_tensor_scale, compute=compute_per_tensor_scale
-        )
-        qdata, scale = _quantization.quantize(
+        stored = PiperNVFP4Tensor.from_hp(
             rotated,
-            block_size,
-            level,
-            swizzled=is_swizzled_scales,
-            use_triton_kernel=use_triton_kernel,
-        )
-        return cls(
-            qdata,
-            scale,
-            block_size,
-            hp.dtype,
-            group_size,
-            per_tensor_scale=level,
+            block_size=block_size,
+            per_tensor_scale=per_tensor_scale,
+            compute_per_tensor_scale=compute_per_tensor_scale,
             act_per_tensor_scale=act_per_tensor_scale,
             is_swizzled_scales=is_swizzled_scales,
             use_triton_kernel=use_triton_kernel,
             act_quant_kwargs=act_quant_kwargs,
         )
+        fields = _quantization.torchao_fields(stored)
+        fields["orig_dtype"] = hp.dtype
+        return cls(**fields, group_size=group_size)
 
     @classmethod
     def from_torchao(cls, tensor: NVFP4Tensor, *, group_size: int | None = None) -> Self:
@@ -174,9 +150,7 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         """
         if isinstance(tensor, cls):
             if group_size not in (None, tensor.group_size):
-                raise ValueError(
-                    f"the weight uses group size {tensor.group_size}, not {group_size}"
-                )
+                raise ValueError(f"weight uses group size {tensor.group_size}, not {group_size}")
             return tensor
         if group_size is None:
             raise TypeError("ConvRotNVFP4Tensor.from_torchao requires a group size: group_size=64")
