@@ -4,6 +4,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
+from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is missing")
 
@@ -17,9 +19,15 @@ def mesh():
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def weight():
-    return ConvRotInt8Tensor.from_hp(torch.randn(7, 64), group_size=16)
+@pytest.fixture(params=["int8", "nvfp4", "convrot-nvfp4"])
+def weight(request):
+    dense = torch.randn(7, 64)
+    if request.param == "int8":
+        return ConvRotInt8Tensor.from_hp(dense, group_size=16)
+    options = {"compute_per_tensor_scale": True, "is_swizzled_scales": True}
+    if request.param == "nvfp4":
+        return PiperNVFP4Tensor.from_hp(dense, **options)
+    return ConvRotNVFP4Tensor.from_hp(dense, group_size=16, **options)
 
 
 def placements():
@@ -41,6 +49,7 @@ def test_linear_equals_the_local_one(mesh, weight, index, compiled):
     x = torch.randn(5, 64)
     linear = functional.linear
     if compiled:
+        torch._dynamo.reset()  # every case is a recompilation of the same function
         linear = torch.compile(linear, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         result = linear(
@@ -57,6 +66,6 @@ def test_local_round_trip_aliases(mesh, weight, inference):
 
     with torch.inference_mode(mode=inference):
         local = DTensor.from_local(weight, mesh, [Replicate()], run_check=False).to_local()
-    assert type(local) is ConvRotInt8Tensor
-    assert local.group_size == weight.group_size
+    assert type(local) is type(weight)
+    assert local.__tensor_flatten__() == weight.__tensor_flatten__()
     assert local.qdata.data_ptr() == weight.qdata.data_ptr()

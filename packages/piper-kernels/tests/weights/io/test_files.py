@@ -1,4 +1,5 @@
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -156,6 +157,7 @@ def test_views_are_written_as_their_values(path):
         "strided": strided,
         "scalar": torch.tensor(3.0),
         "empty": torch.zeros(0, 4),
+        "empty too": torch.zeros(0),
     }
     assert tensors["negative"].is_neg()
     assert tensors["conjugate"].is_conj()
@@ -277,7 +279,10 @@ INT8 = {"format": "convrot_int8", "shape": [2, 16], "logical_dtype": "float32", 
         ({"shape": [2, 32]}, "shape"),
         ({"logical_dtype": "float64"}, "float64"),
         ({"group_size": 64}, "not divisible by group size"),
-        ({"group_size": None}, "group size must be one of"),
+        ({"group_size": None}, "group_size must be int, got None"),
+        ({"group_size": 16.0}, "group_size must be int, got 16.0"),
+        ({"group_size": 32}, "group size must be one of"),
+        ({"transposed": "no"}, "transposed must be bool, got 'no'"),
         ({"zero_point": 3}, "zero_point"),
     ],
 )
@@ -337,3 +342,34 @@ def test_loading_onto_a_device(weights, path, inner_tensors):
             inner_tensors(loaded[name])["qdata"].cpu().view(torch.uint8),
             inner_tensors(weight)["qdata"].view(torch.uint8),
         )
+
+
+@pytest.mark.parametrize("layout", ["piper", "comfy"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_mutated_files_load_or_are_refused(weights, path, layout):
+    from piper_kernels.weights.validate import validate_file
+
+    names = ("int8-static", "convrot-nvfp4", "row-fp8")
+    save_quantized({f"{name}.weight": weights[name] for name in names}, path, layout=layout)
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    rng = random.Random(7)
+    refused = 0
+    for _ in range(200):
+        mutated = bytearray(whole)
+        mutated[rng.randrange(end)] = rng.choice(b'0123456789"{}[],:aeE.-tfn\\\xff')
+        path.write_bytes(mutated)
+        validate_file(path)
+        try:
+            load_quantized(path)
+        except WeightFileError:
+            refused += 1
+    assert refused > 50
+
+
+def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):
+    save_quantized({"x": torch.zeros(1)}, path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for call in (lambda: load_quantized(path), lambda: save_quantized({}, path)):
+        with pytest.raises(ModuleNotFoundError, match="pip install safetensors"):
+            call()

@@ -1,5 +1,6 @@
 """Files of quantized and dense tensors: atomic writes and memory-mapped reads."""
 
+import importlib.util
 import os
 import secrets
 from collections.abc import Mapping
@@ -171,6 +172,7 @@ def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    _require_safetensors()
     from safetensors.torch import save_file
 
     target = path.resolve()
@@ -184,8 +186,17 @@ def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> 
         temporary.unlink(missing_ok=True)
 
 
+def _require_safetensors() -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(
+            "weight files need the safetensors package: pip install safetensors",
+            name="safetensors",
+        )
+
+
 def map_tensors(path: str | os.PathLike[str], header: SafetensorsHeader) -> dict[str, Tensor]:
     """Return every stored tensor in file order, aliasing the memory-mapped file."""
+    _require_safetensors()
     from safetensors import SafetensorError, safe_open
 
     order = sorted(header.tensors, key=lambda name: header.tensors[name].start)

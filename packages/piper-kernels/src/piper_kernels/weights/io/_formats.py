@@ -135,6 +135,7 @@ def unpack(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     shape = settings.pop("shape", None)
     transposed = settings.pop("transposed", False)
     try:
+        _require_kinds(settings | {"transposed": transposed})
         settings["logical_dtype"] = _DTYPES[settings.pop("logical_dtype")]
         weight = _BUILDERS[fmt](dict(tensors), settings)
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
@@ -153,6 +154,14 @@ def unpack(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     if transposed and not isinstance(weight, RowQuantizedWeight):
         return weight.transpose(-2, -1)
     return weight
+
+
+def _require_kinds(settings: Mapping[str, Any]) -> None:
+    """Refuse JSON values that Python would take for others, such as 16.0 or "no"."""
+    for keys, kind in ((("group_size", "block_size"), int), (("transposed", "high_first"), bool)):
+        for key in keys:
+            if key in settings and type(settings[key]) is not kind:
+                raise TypeError(f"{key} must be {kind.__name__}, got {settings[key]!r}")
 
 
 def _format(name: str, value: object) -> WeightFormat:
