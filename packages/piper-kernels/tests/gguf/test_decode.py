@@ -8,6 +8,7 @@ from piper_kernels.gguf import (
     GGUF_QUANT_SIZES,
     SUPPORTED_GGUF_QUANT_TYPES,
     GGUFQuantizationType,
+    _decode,
     dequantize,
 )
 
@@ -96,6 +97,14 @@ def test_strided_and_misaligned_rows(kind, packed_data):
     blob = torch.cat((torch.zeros(1, dtype=torch.uint8), packed.flatten()))
     assert same_bits(dequantize(blob[1:].view(4, -1), kind), expected)
     assert same_bits(dequantize(packed.view(2, 2, -1), kind).view(4, -1), expected)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_pieces_equal_the_whole(kind, packed_data, monkeypatch, nan_filled_allocations):
+    packed = packed_data.finite_packed(kind, 3, 1280)
+    whole = dequantize(packed, kind)
+    monkeypatch.setattr(_decode, "_CPU_PIECE_VALUES", 512)
+    assert same_bits(dequantize(packed, kind), whole)
 
 
 def test_type_attribute_and_meta(packed_data):

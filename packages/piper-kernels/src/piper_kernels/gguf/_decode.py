@@ -19,6 +19,8 @@ from piper_kernels.gguf._types import (
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
+_CPU_PIECE_VALUES = 1 << 17
+
 _Decoder = Callable[[Tensor], Tensor]
 
 
@@ -46,8 +48,20 @@ def dequantize(
     stored = logical_shape(raw.shape, kind)
     if shape is not None:
         require_same_elements(stored, shape, kind.name)
-    values = _DECODERS[kind](raw.view(-1, GGUF_QUANT_SIZES[kind][1]))
+    elements, block_bytes = GGUF_QUANT_SIZES[kind]
+    values = _decode(raw.view(-1, block_bytes), _DECODERS[kind], elements)
     return values.view(tuple(stored if shape is None else shape))
+
+
+def _decode(blocks: Tensor, decoder: _Decoder, elements: int) -> Tensor:
+    """Decode blocks, on the CPU in pieces whose intermediate values stay in its caches."""
+    step = _CPU_PIECE_VALUES // elements
+    if blocks.device.type != "cpu" or blocks.shape[0] <= step:
+        return decoder(blocks)
+    values = torch.empty((blocks.shape[0], elements), dtype=torch.float32)
+    for piece, part in zip(values.split(step), blocks.split(step), strict=True):
+        piece.copy_(decoder(part))
+    return values
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
