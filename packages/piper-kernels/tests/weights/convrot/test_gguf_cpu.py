@@ -102,3 +102,15 @@ def test_a_global_scale_is_that_of_the_whole_weight(options, packed_data, monkey
     hp = ConvRotNVFP4Tensor.from_hp(dense, group_size=16, compute_per_tensor_scale=True)
     assert torch.equal(whole.per_tensor_scale, hp.per_tensor_scale)
     assert torch.equal(whole.dequantize(torch.float32), hp.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_kernels_get_aligned_words(kind, packed_data):
+    word = 4 if kind == GGUFQuantizationType.F32 else 2
+    packed = packed_data.finite_packed(kind, 3, 256)
+    assert _gguf.packed_rows(packed, kind, 16).aligned_data().data_ptr() == packed.data_ptr()
+    blob = torch.cat((torch.zeros(word - 1, dtype=torch.uint8), packed.flatten()))
+    odd = _gguf.packed_rows(blob[word - 1 :].view(3, -1), kind, 16)
+    assert odd.data.data_ptr() % word
+    assert odd.aligned_data().data_ptr() % word == 0
+    assert torch.equal(odd.aligned_data(), packed)
