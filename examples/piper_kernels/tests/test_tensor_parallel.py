@@ -10,6 +10,7 @@ import torch.distributed as dist
 SCRIPT = Path(__file__).resolve().parents[1] / "tensor_parallel.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="gloo is missing"
 )

@@ -212,3 +212,18 @@ def test_refused_nvfp4_weights():
     scaled.per_tensor_scale = torch.ones(2, 1, 1)
     with pytest.raises(NotImplementedError, match="scalar FP32 per_tensor_scale"):
         shard_quantized_weight(scaled, **interval)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dim", "start", "length"), [(0, 127, 2), (1, 16, 64)])
+def test_shards_on_a_device_equal_those_on_the_cpu(dim, start, length):
+    for weight in (
+        ConvRotInt8Tensor.from_hp(torch.randn(258, 144), group_size=16),
+        make_nvfp4(258, 144, rotated=True),
+    ):
+        local = shard_quantized_weight(weight, dim=dim, start=start, length=length)
+        moved = shard_quantized_weight(weight.to("cuda"), dim=dim, start=start, length=length)
+        for name, tensor in inner_tensors(moved).items():
+            assert tensor.device.type == "cuda"
+            expected = inner_tensors(local)[name].reshape(-1).view(torch.uint8)
+            assert torch.equal(tensor.cpu().reshape(-1).view(torch.uint8), expected)
