@@ -108,41 +108,32 @@ def test_primitives(target, primitives):
         assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_int8_rows(target, stochastic):
-    flags = {"GROUP": 256, "READ_BASE": True, "STOCHASTIC": stochastic}
+def test_int8_rows(target):
     chunks = {"ROWS": 1, "SIZE": block(target, 2048, 256), "COUNT": 3}
-    build(_row_kernels.fused_rows_kernel, target, flags | chunks, {"num_warps": 4})
     wide = {"SIZE": block(target, 4096, 512)}
-    build(_row_kernels.wide_rows_kernel, target, flags | wide)
+    for stochastic in block(target, (False, True), (True,)):
+        flags = {"GROUP": 256, "READ_BASE": True, "STOCHASTIC": stochastic}
+        build(_row_kernels.fused_rows_kernel, target, flags | chunks)
+        build(_row_kernels.wide_rows_kernel, target, flags | wide, {"num_warps": 8})
 
 
-@pytest.mark.parametrize("encode", [False, True])
-def test_int8_products(target, encode):
+def test_int8_products(target):
     constants = {
         "ROWS": block(target, 64, 32),
         "COLUMNS": block(target, 128, 32),
         "DEPTH": block(target, 32, 16),
         "PRECISION": precision(target),
         "READ_BASE": True,
-        "STOCHASTIC": encode,
-        "ENCODE": encode,
     }
-    build(_product_kernels.product_kernel, target, constants)
+    for encode in block(target, (False, True), (True,)):
+        flags = {"STOCHASTIC": encode, "ENCODE": encode}
+        build(_product_kernels.product_kernel, target, constants | flags, {"num_warps": 8})
     build(_product_kernels.store_scales_kernel, target, {"SIZE": 1024})
-    build(products.rotate_rows_kernel, target, {"GROUP": 256, "SIZE": 1024})
+    build(products.rotate_rows_kernel, target, {"GROUP": 256, "SIZE": block(target, 1024, 256)})
 
 
-@pytest.mark.parametrize(("pack", "stochastic"), [(False, False), (True, False), (True, True)])
-def test_nvfp4_updates(target, pack, stochastic):
-    constants = {
-        "TWO_LEVEL": True,
-        "SWIZZLED": True,
-        "HIGH_FIRST": False,
-        "STOCHASTIC": stochastic,
-        "NATIVE": target in NATIVE_FP4,
-        "PACK": pack,
-    }
+def test_nvfp4_updates(target):
+    native = target in NATIVE_FP4
     dense = {"GROUP": 64, "ROWS": 8, "COLUMNS": block(target, 256, 64)}
     product = {
         "ROWS": block(target, 64, 32),
@@ -151,9 +142,13 @@ def test_nvfp4_updates(target, pack, stochastic):
         "PRECISION": precision(target),
         "READ_BASE": True,
     }
+    layout = {"TWO_LEVEL": True, "SWIZZLED": True, "HIGH_FIRST": False, "NATIVE": native}
     storage = {"qdata": "*u8", "scale": "*u8"}
-    compiled = build(_update_kernels.dense_kernel, target, constants | dense, **storage)
-    build(_update_kernels.product_kernel, target, constants | product, **storage)
+    for pack, stochastic in block(
+        target, ((False, False), (True, False), (True, True)), ((True, not native),)
+    ):
+        flags = layout | {"PACK": pack, "STOCHASTIC": stochastic}
+        compiled = build(_update_kernels.dense_kernel, target, flags | dense, **storage)
+        build(_update_kernels.product_kernel, target, flags | product, **storage)
+        assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native
     build(_update_kernels.store_global_scale_kernel, target, {})
-    converts = "e2m1x2" in compiled.asm.get("ptx", "")
-    assert converts == (pack and not stochastic and target in NATIVE_FP4)

@@ -12,13 +12,13 @@ def _butterfly(values, STRIDE: tl.constexpr):
     """Apply H4 (unnormalised) to quartets of a flat block that are ``STRIDE`` apart."""
     OUTER: tl.constexpr = values.numel // (4 * STRIDE)
     quartets = tl.reshape(values, (OUTER, 2, 2, STRIDE))
-    even, odd = tl.split(tl.permute(quartets, (0, 3, 1, 2)))  # [OUTER, STRIDE, 2] each
-    a, c = tl.split(even)
-    b, d = tl.split(odd)
-    ab, a_b, cd, c_d = a + b, a - b, c + d, c - d
-    even = tl.join(ab + c_d, a_b + cd)
-    odd = tl.join(ab - c_d, cd - a_b)
-    return tl.permute(tl.join(even, odd), (0, 2, 3, 1))
+    even, odd = tl.split(tl.permute(quartets, (0, 3, 1, 2)))  # [OUTER, STRIDE, 2]: a, c and b, d
+    total, difference = even + odd, even - odd  # a + b, c + d and a - b, c - d
+    # Exchange the two differences: x ^ (x ^ y) == y.
+    bits = difference.to(tl.int32, bitcast=True)
+    bits ^= tl.xor_sum(bits, axis=2, keep_dims=True)
+    difference = bits.to(tl.float32, bitcast=True)
+    return tl.permute(tl.join(total + difference, total - difference), (0, 2, 3, 1))
 
 
 @triton.jit

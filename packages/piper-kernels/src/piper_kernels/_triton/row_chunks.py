@@ -44,4 +44,4 @@ def plan_row_chunks(width: int) -> RowChunks | None:
     if not candidates:
         return None
     _, count, size = min(candidates)
-    return RowChunks(max(1, _MIN_TILE // size), size, count, max(4, size // 1024))
+    return RowChunks(max(1, _MIN_TILE // size), size, count, min(16, max(4, size // 512)))

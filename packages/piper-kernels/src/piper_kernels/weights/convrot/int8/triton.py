@@ -19,8 +19,10 @@ from piper_kernels.weights.convrot.int8._product_kernels import product_kernel, 
 from piper_kernels.weights.convrot.int8._row_kernels import fused_rows_kernel, wide_rows_kernel
 
 SWEEP_TILE = 4096
+SWEEP_WARPS = 8
 PRODUCT_ROWS = 64
 PRODUCT_COLUMNS = 128
+PRODUCT_WARPS = 8
 SCALE_TILE = 1024
 
 
@@ -97,6 +99,7 @@ def addmm_(
                 READ_BASE=beta != 0,
                 STOCHASTIC=rounding_seed is not None,
                 ENCODE=encode,
+                num_warps=PRODUCT_WARPS,
             )
         store_scales_kernel[(triton.cdiv(rows, SCALE_TILE),)](
             amax_bits, scale, rows, SIZE=SCALE_TILE
@@ -133,6 +136,7 @@ def _requantize_rows(
                 alpha,
                 seed,
                 SIZE=SWEEP_TILE,
+                num_warps=SWEEP_WARPS,
                 **options,
             )
             return
