@@ -57,14 +57,14 @@ def assert_rounded(actual, exact, magnitude, dtype, group=256):
     """Check values that were computed in FP32 from ``exact`` and rounded to ``dtype`` once."""
     info = torch.finfo(dtype)
     slack = 8 * EPS * group**0.5 * magnitude
-    allowed = exact.abs() * info.eps + slack + info.smallest_normal * info.eps
+    # Matrix products may flush subnormal summands to zero.
+    flushed = torch.finfo(torch.float32).tiny * group
+    allowed = exact.abs() * info.eps + slack + info.smallest_normal * info.eps + flushed
     found = actual.double()
     overflow = exact.abs() + slack >= info.max * (1 - info.eps)
     close = (found - exact).abs() <= allowed
-    assert (close | (overflow & (found.isinf() | close))).all(), (
-        actual[~close & ~overflow],
-        exact[~close & ~overflow],
-    )
+    wrong = ~(close | (overflow & found.isinf()))
+    assert not wrong.any(), (actual[wrong][:8], exact[wrong][:8])
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
@@ -115,9 +115,13 @@ def nvfp4_parts(weight):
 
 
 def nvfp4_stored(weight):
-    """Return the float64 values ``[R, K]`` in the basis of the codes."""
+    """Return the values ``[R, K]`` in the basis of the codes, as float64.
+
+    The format multiplies in FP32: the two scales first, then the code.
+    """
     codes, scale, level = nvfp4_parts(weight)
-    return E2M1[codes] * (scale * level).repeat_interleave(16, -1)
+    combined = (scale.float() * level).repeat_interleave(16, -1)
+    return (E2M1.float()[codes] * combined).double()
 
 
 def assert_nvfp4_codes(weight, exact, magnitude, group, *, computed_level, stochastic=False):

@@ -2,10 +2,13 @@
 
 import copy
 import io
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
+from piper_kernels.weights.io import load_quantized, save_quantized
 from piper_kernels.weights.sharding import shard_quantized_weight
 
 
@@ -127,7 +130,25 @@ def wrapper_checks(make_weight, serializable=()):
         assert same_values(piece.dequantize(), exact)
         assert piece.qdata.data_ptr() != weight.qdata.data_ptr()
 
+    def file(case):
+        weight = make_weight(case)
+        dense = case.dense()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "weights.safetensors"
+            save_quantized({"layer.weight": weight, "bias": dense}, path, layout="piper")
+            loaded = load_quantized(path)
+            assert loaded.keys() == {"layer.weight", "bias"}
+            assert same_bytes(loaded["bias"], dense.contiguous())
+            read = loaded["layer.weight"]
+            assert (type(read), read.shape, read.dtype) == (
+                type(weight),
+                weight.shape,
+                weight.dtype,
+            )
+            assert_same_storage(read, weight)
+
     return {
+        "file": file,
         "views": views,
         "transpose": transpose,
         "clone": clone,

@@ -1,0 +1,113 @@
+"""The public surface of the wheel equals ``public_surface.json``.
+
+A change of it is a change of the contract in ``VERSIONING.md``. After a wanted one, write the file
+anew with ``PIPER_WRITE_SURFACE=1`` and say in the changelog what changed.
+"""
+
+import enum
+import importlib
+import inspect
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import piper_kernels
+
+SOURCE = Path(piper_kernels.__file__).parent
+STORED = Path(__file__).with_name("public_surface.json")
+TENSORS = ("ConvRotInt8Tensor", "PiperNVFP4Tensor", "ConvRotNVFP4Tensor")
+
+
+def public_modules():
+    """Packages without an underscore, and modules that the READMEs import by themselves."""
+    names = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        if any(part.startswith("_") and part != "__init__" for part in parts):
+            continue
+        if parts[-1] == "__init__":
+            names.append(".".join(parts[:-1]))
+    return [*names, "piper_kernels.weights.sharding"]
+
+
+def signature_of(value):
+    """Parameters with their defaults; annotations are left to the type checker."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
+
+
+def describe(value):
+    """Return what callers of a public object depend on."""
+    if inspect.isclass(value) and issubclass(value, enum.Enum):
+        return {member.name: str(member.value) for member in value}
+    if inspect.isclass(value):
+        members = {
+            name: member
+            for name, member in vars(value).items()
+            if not name.startswith("_") and (callable(member) or isinstance(member, classmethod))
+        }
+        described = {name: signature_of(getattr(value, name)) for name in sorted(members)}
+        if value.__name__ in TENSORS:
+            described["inner tensors"] = [
+                *value.tensor_data_names, *value.optional_tensor_data_names
+            ]  # fmt: skip
+            described["attributes"] = [
+                *value.tensor_attribute_names, *value.optional_tensor_attribute_names
+            ]  # fmt: skip
+            described["pickled as"] = f"{value.__module__}.{value.__qualname__}"
+        return {"constructor": signature_of(value), **described}
+    return signature_of(value) if callable(value) else type(value).__name__
+
+
+def surface():
+    """Return every public name by module."""
+    result = {}
+    for name in public_modules():
+        module = importlib.import_module(name)
+        exported = getattr(module, "__all__", None)
+        if exported is None and name == "piper_kernels.weights.sharding":
+            exported = ["shard_quantized_weight"]
+        result[name] = {key: describe(getattr(module, key)) for key in sorted(exported or ())}
+    return json.loads(json.dumps(result))
+
+
+@pytest.fixture(scope="module")
+def current():
+    found = surface()
+    if os.environ.get("PIPER_WRITE_SURFACE") == "1":
+        STORED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def test_no_module_appears_or_disappears(current):
+    assert list(current) == list(json.loads(STORED.read_text()))
+
+
+def test_the_surface_is_the_stored_one(current):
+    stored = json.loads(STORED.read_text())
+    for module, names in stored.items():
+        assert current[module] == names, module
+
+
+def test_the_documented_names_are_there(current):
+    assert "ConvRotInt8Tensor" in current["piper_kernels.weights.convrot.int8"]
+    assert "PiperNVFP4Tensor" in current["piper_kernels.weights.nvfp4"]
+    assert "ConvRotNVFP4Tensor" in current["piper_kernels.weights.convrot.nvfp4"]
+    assert "shard_quantized_weight" in current["piper_kernels.weights.sharding"]
+    assert {"GGUFQuantizationType", "dequantize"} <= current["piper_kernels.gguf"].keys()
+    int8 = current["piper_kernels.weights.convrot.int8"]["ConvRotInt8Tensor"]
+    assert int8["pickled as"] == "piper_kernels.weights.convrot.int8.tensor.ConvRotInt8Tensor"
+    assert int8["addmm_"][-1] == "rounding_seed=None"
+
+
+def test_exports_are_sorted_and_complete():
+    for name in public_modules():
+        module = importlib.import_module(name)
+        exported = list(getattr(module, "__all__", ()))
+        assert len(set(exported)) == len(exported), name
+        assert [key for key in exported if not hasattr(module, key)] == [], name
