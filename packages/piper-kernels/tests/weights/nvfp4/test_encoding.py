@@ -139,6 +139,17 @@ def test_stochastic_codes_are_adjacent_unbiased_and_keep_the_scale():
     assert nearest_codes[:, 2:].unique().tolist() == [2]
 
 
+def test_stochastic_codes_divide_by_both_scale_levels():
+    values = torch.full((2048, 16), 1.25 * 0.01)
+    values[:, 0] = 6.0 * 0.01
+    level = torch.tensor(0.01)
+    codes, scale = _encoding.encode(values, level, rounding_seed=5)
+    assert scale.float().unique().tolist() == [1.0]
+    decoded = _encoding.decode_codes(_layout.pack_codes(codes))
+    assert set(decoded[:, 1:].unique().tolist()) == {1.0, 1.5}
+    assert decoded[:, 1:].mean().item() == pytest.approx(1.25, abs=0.005)
+
+
 def test_stochastic_codes_under_an_unusable_scale_are_the_nearest_ones():
     values = torch.ones(1, 32)
     values[0, 3] = torch.nan
