@@ -70,7 +70,7 @@ class TestOnTheGpu:
         weight.addmm_(*operands[1:], alpha=0)
         assert [part._version for part in inner] == [0, 0, 0]
         weight.add_(operands[0], alpha=0.5)
-        assert [part._version for part in inner] == [1, 1, 0]
+        assert [part._version > 0 for part in inner] == [True, True, False]
         weight.addmm_(*operands[1:], alpha=0.1)
         cpu.add_(dense, alpha=0.5)
         cpu.addmm_(mat1, mat2, alpha=0.1)
