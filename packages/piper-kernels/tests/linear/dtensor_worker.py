@@ -36,7 +36,6 @@ CASES = (
     ("int8", "inference", False),
     ("nvfp4", "eager", True),
     ("convrot-nvfp4", "eager", False),
-    ("convrot-nvfp4", "compiled", True),
 )
 MAKERS = {
     "int8": lambda dense: ConvRotInt8Tensor.from_hp(dense, group_size=16),

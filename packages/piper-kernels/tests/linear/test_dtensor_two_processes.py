@@ -20,7 +20,6 @@ CASES = [
         "int8-inference",
         "nvfp4-eager-bias",
         "convrot-nvfp4-eager",
-        "convrot-nvfp4-compiled-bias",
     )
 ]
 
