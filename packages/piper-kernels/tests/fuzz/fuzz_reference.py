@@ -154,11 +154,9 @@ def assert_nvfp4_codes(weight, exact, magnitude, group, *, computed_level, stoch
     if stochastic:
         above = torch.where(bounded[..., None] <= E2M1, E2M1, torch.inf).amin(-1)
         below = torch.where(bounded[..., None] >= E2M1, E2M1, -torch.inf).amax(-1)
-        nearest = above - below
-        nearest = torch.where(nearest == 0, ratio_slack * 0, nearest)
-        # Next to a level the other side of it is a neighbour too, within FP32 accuracy.
+        # Next to a level its other neighbour counts too, within FP32 accuracy; the widest gap is 2.
         near = (E2M1 - bounded[..., None]).abs().amin(-1) <= ratio_slack
-        nearest = torch.where(near, torch.maximum(nearest, ratio_slack * 0 + 2), nearest)
+        nearest = torch.where(near & (distance > 0), 2.0, above - below)
         assert (distance <= nearest + ratio_slack).all(), (E2M1[codes], bounded)
         return
     nearest = (E2M1 - bounded[..., None]).abs().amin(-1)
