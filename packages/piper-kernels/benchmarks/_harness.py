@@ -18,6 +18,7 @@ from _report import commit, say, table, versions
 from torch import Tensor
 
 BUSY_CYCLES = 1_000_000
+LOAD_CYCLES = 4_000_000_000
 REPEATS, QUICK_REPEATS = 25, 2
 WARM_UP, QUICK_WARM_UP = 3, 1
 INPUT_SETS = 2
@@ -161,8 +162,10 @@ def _clocks() -> dict[str, str]:
         return {}
     fields = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "driver_version")
     query = [tool, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    torch.cuda._sleep(LOAD_CYCLES)  # an idle device would report its resting clocks
     found = subprocess.run(query, capture_output=True, text=True, check=False)  # noqa: S603
-    values = [part.strip() for part in found.stdout.splitlines()[:1] and found.stdout.split(",")]
+    torch.cuda.synchronize()
+    values = [part.strip() for part in found.stdout.split(",")]
     return dict(zip(fields, values, strict=False))
 
 
