@@ -21,6 +21,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from phyai.cli.output import quiet_libraries
 from phyai.dispatch.config import KernelConfig
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig
@@ -147,6 +148,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("demo"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    quiet_libraries()
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     quiet = Console(stderr=True)

@@ -8,7 +8,7 @@ import typer
 
 from phyai.cli import doctor, evaluate, explain, inspect, policy, run
 from phyai.cli.errors import USAGE_ERROR, ErrorReport, error_report, print_error
-from phyai.cli.output import print_json
+from phyai.cli.output import print_json, quiet_libraries
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exception: An error that is no user error, unchanged, with its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    quiet_libraries()
     try:
         status = app(args=words, prog_name="phyai", standalone_mode=False)
         sys.stdout.flush()

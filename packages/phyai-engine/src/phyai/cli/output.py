@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,3 +130,13 @@ def display_path(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
+
+
+def quiet_libraries() -> None:
+    """Keep notices that libraries print while they are imported off the terminal.
+
+    TorchAO's source makes Python print a SyntaxWarning when it is first compiled, and its
+    registrations make torch log one about enumerations; neither is about what the user does.
+    """
+    warnings.filterwarnings("ignore", category=SyntaxWarning)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
