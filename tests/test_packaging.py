@@ -133,7 +133,8 @@ def test_the_metadata_is_complete(wheels, name):
 
 def test_requirements_point_one_way(wheels):
     assert requirements_of(wheels["piper-kernels"]) == {"torch"}
-    assert requirements_of(wheels["piper-kernels"], extra="convrot") == {"safetensors", "torch", "torchao"}
+    convrot = requirements_of(wheels["piper-kernels"], extra="convrot")
+    assert convrot == {"safetensors", "torch", "torchao"}
     quant = requirements_of(wheels["phyai-quant"])
     assert quant & PACKAGES.keys() == {"piper-kernels"}
     assert "phyai-quant" in requirements_of(wheels["phyai-engine"])
