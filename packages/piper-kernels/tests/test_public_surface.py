@@ -46,9 +46,11 @@ def describe(value):
     if inspect.isclass(value) and issubclass(value, enum.Enum):
         return {member.name: str(member.value) for member in value}
     if inspect.isclass(value):
+        ours = [base for base in value.__mro__ if base.__module__.startswith("piper_kernels.")]
         members = {
             name: member
-            for name, member in vars(value).items()
+            for base in reversed(ours)
+            for name, member in vars(base).items()
             if not name.startswith("_") and (callable(member) or isinstance(member, classmethod))
         }
         described = {name: signature_of(getattr(value, name)) for name in sorted(members)}

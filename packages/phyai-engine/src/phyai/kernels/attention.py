@@ -76,31 +76,32 @@ def check_backend(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], None]
     return check
 
 
+_SPEC = OpSpec(
+    name="attention",
+    dims=("tokens", "heads", "kv_heads", "head_dim"),
+    optional_dims=("kv_tokens",),
+    dtypes=("input",),
+    optional_dtypes=("key", "value"),
+    attributes={"layout": FactKind.STR, "causal": FactKind.BOOL},
+    optional_attributes={
+        "layer_id": FactKind.INT,
+        "sliding_window": FactKind.INT,
+        "logits_soft_cap": FactKind.ANY,
+        "mask_kind": FactKind.STR,
+        "masked": FactKind.BOOL,
+    },
+    signature="(q, k, v, *, scale, causal=False) -> Tensor",
+    doc=(
+        "softmax(q k^T * scale) v; q [B, S, heads, head_dim], k and v "
+        "[B, S2, kv_heads, head_dim]; heads is a multiple of kv_heads. Causal aligns the "
+        "last query with the last key."
+    ),
+)
+
+
 def populate(catalog: Catalog) -> None:
     """Declares ``attention`` and its rows."""
-    catalog.register_op(
-        OpSpec(
-            name="attention",
-            dims=("tokens", "heads", "kv_heads", "head_dim"),
-            optional_dims=("kv_tokens",),
-            dtypes=("input",),
-            optional_dtypes=("key", "value"),
-            attributes={"layout": FactKind.STR, "causal": FactKind.BOOL},
-            optional_attributes={
-                "layer_id": FactKind.INT,
-                "sliding_window": FactKind.INT,
-                "logits_soft_cap": FactKind.ANY,
-                "mask_kind": FactKind.STR,
-                "masked": FactKind.BOOL,
-            },
-            signature="(q, k, v, *, scale, causal=False) -> Tensor",
-            doc=(
-                "softmax(q k^T * scale) v; q [B, S, heads, head_dim], k and v "
-                "[B, S2, kv_heads, head_dim]; heads is a multiple of kv_heads. Causal aligns the "
-                "last query with the last key."
-            ),
-        )
-    )
+    catalog.register_op(_SPEC)
     padded = eq("attrs.layout", "padded", FactKind.STR)
     # The calling convention has no mask, window or cap.
     plain = all_of(

@@ -9,7 +9,8 @@ from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, QuantizeTenso
 from torchao.utils import TorchAOBaseTensor
 
 from piper_kernels.weights._dispatch import dispatch_weight_op
-from piper_kernels.weights._rebuild import describe_metadata, rebuild
+from piper_kernels.weights._quantized import QuantizedWeight
+from piper_kernels.weights._rebuild import rebuild
 from piper_kernels.weights.nvfp4 import _quantization, _update
 from piper_kernels.weights.nvfp4._handlers import register_handlers
 from piper_kernels.weights.nvfp4._storage import (
@@ -22,7 +23,7 @@ from piper_kernels.weights.nvfp4._storage import (
 aten = torch.ops.aten
 
 
-class PiperNVFP4Tensor(NVFP4Tensor):
+class PiperNVFP4Tensor(QuantizedWeight, NVFP4Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A weight stored as E2M1 codes in blocks of 16 with E4M3 scales.
 
     It behaves as a dense ``[out, in]`` tensor of its logical dtype in ``F.linear``,
@@ -202,71 +203,19 @@ class PiperNVFP4Tensor(NVFP4Tensor):
         """
         return _quantization.block_scales(self)
 
-    def add_(  # pyright: ignore[reportIncompatibleMethodOverride]  # real numbers only
-        self, other: Tensor, *, alpha: float = 1, rounding_seed: int | None = None
-    ) -> Self:
-        """Add ``alpha * other`` to the weight in place and quantize it again.
-
-        Args:
-            other: ``[out, in]`` in the logical dtype, any strides.
-            alpha: Finite coefficient; 0 writes nothing.
-            rounding_seed: Seed in ``[0, 2**64)`` of stochastic rounding, so that repeated
-                small updates are unbiased; ``None`` rounds to nearest.
-
-        Raises:
-            NotImplementedError: The weight is transposed or not a matrix.
-            TypeError: An operand, coefficient or seed has the wrong type.
-            ValueError: A shape, dtype, device, layout, coefficient or seed does not fit.
-            RuntimeError: Gradients are enabled and an operand requires them.
-        """
+    def _add(self, other: Tensor, *, alpha: float, rounding_seed: int | None) -> None:
         _update.add_(self, other, alpha=alpha, rounding_seed=rounding_seed)
-        return self
 
-    def addmm_(  # pyright: ignore[reportIncompatibleMethodOverride]  # real numbers only
-        self,
-        mat1: Tensor,
-        mat2: Tensor,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
-        rounding_seed: int | None = None,
-    ) -> Self:
-        """Set the weight to ``beta * W + alpha * mat1 @ mat2`` in place, quantized again.
-
-        Args:
-            mat1: ``[out, rank]`` in the logical dtype, any strides.
-            mat2: ``[rank, in]`` in the logical dtype, any strides.
-            beta: Finite coefficient of the old weight; 0 does not read it.
-            alpha: Finite coefficient of the product.
-            rounding_seed: Seed in ``[0, 2**64)`` of stochastic rounding; ``None`` rounds to
-                nearest.
-
-        Raises:
-            The same errors as ``add_``.
-        """
+    def _addmm(
+        self, mat1: Tensor, mat2: Tensor, *, beta: float, alpha: float, rounding_seed: int | None
+    ) -> None:
         _update.addmm_(self, mat1, mat2, beta=beta, alpha=alpha, rounding_seed=rounding_seed)
-        return self
 
     def _alias(self) -> Self:
         return rebuild(self, aten.alias.default)
 
     def _transpose(self) -> Self:
         return rebuild(self, aten.t.default)
-
-    def _stable_hash_for_caching(self) -> str:
-        """Describe the metadata that a compiled graph of this weight depends on.
-
-        Raises:
-            BypassAOTAutogradCache: The input scale is static. The cache key cannot tell
-                whether weights share that scalar, so such graphs are not cached on disk.
-        """
-        if self.act_per_tensor_scale is not None:
-            from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-
-            raise BypassAOTAutogradCache(
-                "NVFP4 weights with a static input scale are not cached on disk"
-            )
-        return describe_metadata(self)
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         _, metadata = self.__tensor_flatten__()

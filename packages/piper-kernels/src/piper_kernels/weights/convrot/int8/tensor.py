@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torchao.utils import TorchAOBaseTensor
 
 from piper_kernels.weights._dispatch import dispatch_weight_op
-from piper_kernels.weights._rebuild import cache_bypass, describe_metadata, rebuild
+from piper_kernels.weights._quantized import QuantizedWeight
+from piper_kernels.weights._rebuild import rebuild
 from piper_kernels.weights.convrot._rotation import require_group_size, rotate_groups
 from piper_kernels.weights.convrot.int8 import _update
 from piper_kernels.weights.convrot.int8._conversion import quantize_weight
@@ -26,7 +26,7 @@ from piper_kernels.weights.convrot.int8._storage import (
 aten = torch.ops.aten
 
 
-class ConvRotInt8Tensor(TorchAOBaseTensor):
+class ConvRotInt8Tensor(QuantizedWeight, TorchAOBaseTensor):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A weight stored as INT8 codes in a rotated basis, with one FP32 scale per output row.
 
     It behaves as a dense ``[out, in]`` tensor of its logical dtype in ``F.linear``,
@@ -244,23 +244,7 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
             return dense.permute(0, 4, 1, 2, 3).contiguous()
         return dense.t() if self.transposed else dense
 
-    def add_(  # pyright: ignore[reportIncompatibleMethodOverride]  # real numbers only
-        self, other: Tensor, *, alpha: float = 1, rounding_seed: int | None = None
-    ) -> Self:
-        """Add ``alpha * other`` to the weight in place and requantize its rows.
-
-        Args:
-            other: ``[out, in]`` in the logical dtype, any strides.
-            alpha: Finite coefficient; 0 writes nothing.
-            rounding_seed: Seed in ``[0, 2**64)`` of stochastic rounding, so that repeated
-                small updates are unbiased; ``None`` rounds to nearest.
-
-        Raises:
-            NotImplementedError: The weight is transposed or a conv3d weight.
-            TypeError: An operand, coefficient or seed has the wrong type.
-            ValueError: A shape, dtype, device, layout, coefficient or seed does not fit.
-            RuntimeError: Gradients are enabled and an operand requires them.
-        """
+    def _add(self, other: Tensor, *, alpha: float, rounding_seed: int | None) -> None:
         self._require_updatable()
         _update.add_(
             self.qdata,
@@ -271,30 +255,10 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
             alpha=alpha,
             rounding_seed=rounding_seed,
         )
-        return self
 
-    def addmm_(  # pyright: ignore[reportIncompatibleMethodOverride]  # real numbers only
-        self,
-        mat1: Tensor,
-        mat2: Tensor,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
-        rounding_seed: int | None = None,
-    ) -> Self:
-        """Set the weight to ``beta * W + alpha * mat1 @ mat2`` in place, requantized by rows.
-
-        Args:
-            mat1: ``[out, rank]`` in the logical dtype, any strides.
-            mat2: ``[rank, in]`` in the logical dtype, any strides.
-            beta: Finite coefficient of the old weight; 0 does not read it.
-            alpha: Finite coefficient of the product.
-            rounding_seed: Seed in ``[0, 2**64)`` of stochastic rounding; ``None`` rounds to
-                nearest.
-
-        Raises:
-            The same errors as ``add_``.
-        """
+    def _addmm(
+        self, mat1: Tensor, mat2: Tensor, *, beta: float, alpha: float, rounding_seed: int | None
+    ) -> None:
         self._require_updatable()
         _update.addmm_(
             self.qdata,
@@ -307,7 +271,6 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
             alpha=alpha,
             rounding_seed=rounding_seed,
         )
-        return self
 
     def _require_updatable(self) -> None:
         if self.transposed or self.ndim != 2:
@@ -321,23 +284,6 @@ class ConvRotInt8Tensor(TorchAOBaseTensor):
 
     def _transpose(self) -> Self:
         return rebuild(self, aten.alias.default, transposed=not self.transposed)
-
-    def _stable_hash_for_caching(self) -> str:
-        """Describe the metadata that a compiled graph of this weight depends on.
-
-        Raises:
-            BypassAOTAutogradCache: The input scale is static. The cache key cannot tell
-                whether weights share that scalar, so such graphs are not cached on disk.
-        """
-        if self.act_per_tensor_scale is not None:
-            raise cache_bypass("ConvRot INT8 weights with a static input scale")
-        return describe_metadata(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Before torch 2.13 the cache key is the pickle of the fake weight, without the hook above.
-        if self.act_per_tensor_scale is not None and isinstance(self.qdata, FakeTensor):
-            raise cache_bypass("ConvRot INT8 weights with a static input scale")
-        return super().__reduce_ex__(protocol)
 
     @classmethod
     def __torch_dispatch__(
