@@ -69,19 +69,37 @@ class PhysicalSignature:
 
 
 @dataclass(frozen=True, slots=True)
+class LegSlice:
+    """The part of one leg's checkpoint weight that a layer holds.
+
+    Attributes:
+        full_shape: ``(rows, columns)`` of the leg in the checkpoint.
+        row_start: First row held; the leg's logical width says how many.
+        column_start: First column held; the layer's K says how many.
+    """
+
+    full_shape: tuple[int, int]
+    row_start: int = 0
+    column_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationRequest:
     """What a layer asks a weight spec to allocate.
 
     Attributes:
-        weight_shape: ``(N, K)`` of the whole layer.
+        weight_shape: ``(N, K)`` that the layer holds: with tensor parallelism, of this rank.
         params_dtype: Dtype the layer computes in: fp32, fp16 or bf16.
         logical_widths: Rows of each fused leg in order; defaults to ``(N,)``.
         shard_ids: Id of each leg in order, such as ``("q", "k", "v")`` or ``(0, 1)``; defaults to
             ``(None,)``.
         device: Where to allocate; None is torch's default device.
+        slices: Which part of each leg's checkpoint tensors the layer holds; defaults to all.
+            Checkpoint tensors always arrive whole.
 
     Raises:
-        QuantConfigError: The widths are not positive, do not sum to N, or do not pair with the ids.
+        QuantConfigError: The widths are not positive, do not sum to N, or do not pair with the
+            ids; a slice does not lie inside its leg.
     """
 
     weight_shape: tuple[int, int]
@@ -89,6 +107,7 @@ class AllocationRequest:
     logical_widths: tuple[int, ...] = ()
     shard_ids: tuple[ShardId, ...] = (None,)
     device: torch.device | str | None = None
+    slices: tuple[LegSlice, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight_shape", tuple(self.weight_shape))
@@ -103,6 +122,20 @@ class AllocationRequest:
             raise QuantConfigError(
                 f"logical_widths {widths} must be positive and sum to N = {self.weight_shape[0]}"
             )
+        self._set_slices(widths)
+
+    def _set_slices(self, widths: tuple[int, ...]) -> None:
+        columns = self.weight_shape[1]
+        slices = tuple(self.slices) or tuple(LegSlice((width, columns)) for width in widths)
+        object.__setattr__(self, "slices", slices)
+        if len(slices) != len(widths):
+            raise QuantConfigError(f"{len(slices)} slices for {len(widths)} legs; give one each")
+        for part, width in zip(slices, widths, strict=True):
+            rows_fit = 0 <= part.row_start <= part.full_shape[0] - width
+            if not rows_fit or not 0 <= part.column_start <= part.full_shape[1] - columns:
+                raise QuantConfigError(
+                    f"{part} does not hold {width} rows and {columns} columns of its leg"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +282,6 @@ def check_tensor_name(layer: nn.Module, name: str, allowed: Sequence[str]) -> No
             f"{layer_name(layer)}: cannot use checkpoint tensor {name!r} with this format; "
             f"allowed: {', '.join(allowed)}"
         )
-
-
-def check_weight_shape(layer: nn.Module, loaded: torch.Tensor, legs: range) -> slice:
-    """Returns the rows to fill; QuantConfigError names both shapes when they differ."""
-    rows = row_span(layer, legs)
-    expected = (rows.stop - rows.start, load_state(layer).request.weight_shape[1])
-    if tuple(loaded.shape) != expected:
-        raise QuantConfigError(
-            f"{layer_name(layer)}: checkpoint weight has shape {list(loaded.shape)}, "
-            f"the layer expects {list(expected)}"
-        )
-    return rows
 
 
 def check_complete(layer: nn.Module) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme
 from phyai_quant.specs import base
+from phyai_quant.specs.slicing import local_parts
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -51,9 +52,9 @@ class Bf16Spec:
         base.check_tensor_name(layer, name, self.tensor_names())
         legs = base.legs_of(layer, shard_id)
         check_float_source(layer, loaded)
-        rows = base.check_weight_shape(layer, loaded, legs)
         with torch.no_grad():
-            cast("nn.Parameter", layer.weight)[rows].copy_(loaded)
+            for rows, part in local_parts(layer, name, loaded, legs):
+                cast("nn.Parameter", layer.weight)[rows].copy_(part)
         base.load_state(layer).loaded.update((name, leg) for leg in legs)
 
     def process_after_loading(self, layer: nn.Module) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from phyai_quant.scheme import ROTATION_GROUPS, QuantConfigError, QuantScheme
 from phyai_quant.specs import base
 from phyai_quant.specs.bf16 import check_float_source, check_params_dtype
+from phyai_quant.specs.slicing import local_parts
 
 if TYPE_CHECKING:
     from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
@@ -81,13 +82,15 @@ class ConvRotInt8Spec:
         base.check_tensor_name(layer, name, self.tensor_names())
         legs = base.legs_of(layer, shard_id)
         check_float_source(layer, loaded)
-        rows = base.check_weight_shape(layer, loaded, legs)
         weight = _quantized(layer)
         with torch.no_grad():
+            # Whole rows are quantized before they are cut, so ranks share the scale of a row.
             source = loaded.to(weight.qdata.device)
-            leg = ConvRotInt8Tensor.from_hp(source, group_size=self.rotation_group)
-            weight.qdata[rows].copy_(leg.qdata)
-            weight.scale[rows].copy_(leg.scale)
+            whole = ConvRotInt8Tensor.from_hp(source, group_size=self.rotation_group)
+            for rows, part in local_parts(layer, name, whole.qdata, legs):
+                weight.qdata[rows].copy_(part)
+            for rows, part in local_parts(layer, name, whole.scale, legs, columns_per_entry=None):
+                weight.scale[rows, 0].copy_(part)
         base.load_state(layer).loaded.update((name, leg_index) for leg_index in legs)
 
     def process_after_loading(self, layer: nn.Module) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 from phyai_quant.specs import base, fp8_scales
+from phyai_quant.specs.slicing import local_parts
 
 FP8_MAX = 448.0
 """Largest finite magnitude of float8 e4m3fn."""
@@ -107,9 +108,9 @@ class Fp8Spec:
                 f"checkpoint weight is {loaded.dtype}; allowed: {self.weight_dtype}; exclude the "
                 "layer in the config if the checkpoint keeps it unquantized"
             )
-        rows = base.check_weight_shape(layer, loaded, legs)
         with torch.no_grad():
-            cast("nn.Parameter", layer.weight)[rows].copy_(loaded)
+            for rows, part in local_parts(layer, "weight", loaded, legs):
+                cast("nn.Parameter", layer.weight)[rows].copy_(part)
 
     def process_after_loading(self, layer: nn.Module) -> None:
         """Repeats the scalar scale of each leg over its rows (per_tensor).

@@ -1,0 +1,113 @@
+"""Cuts whole checkpoint tensors into the parts that a layer holds."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from phyai_quant.scheme import QuantConfigError
+from phyai_quant.specs import base
+
+
+def local_parts(
+    layer: nn.Module,
+    name: str,
+    loaded: torch.Tensor,
+    legs: range,
+    *,
+    rows_per_entry: int = 1,
+    columns_per_entry: int | None = 1,
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields where each leg's part of a checkpoint tensor goes, and the part.
+
+    The tensor is that of one leg, or of consecutive legs stacked along N, in full:
+    ``[ceil(rows / rows_per_entry), ceil(columns / columns_per_entry)]``.
+
+    Args:
+        layer: The layer, allocated.
+        name: Name of the checkpoint tensor, for messages.
+        loaded: The tensor.
+        legs: Indices of the legs it holds.
+        rows_per_entry: Rows of the weight that one row of the tensor stands for: N block of a
+            scale, values in a word that is packed along N.
+        columns_per_entry: Columns of the weight that one column of the tensor stands for: group
+            or K block of a scale, values in a byte or word; None for a tensor that has one entry
+            per row (``[rows]`` or ``[rows, 1]``, yielded as ``[rows]``).
+
+    Returns:
+        Pairs of the entries along N in the layer's tensor and the 2-D (or, without columns,
+        1-D) part; the parts are views.
+
+    Raises:
+        QuantConfigError: The shape is not that of the whole tensor, or a leg or a slice begins or
+            ends inside an entry.
+    """
+    request = base.load_state(layer).request
+    heights = [_entries(request.slices[leg].full_shape[0], rows_per_entry) for leg in legs]
+    _check_shape(layer, name, loaded, sum(heights), legs, columns_per_entry)
+    if columns_per_entry is None:
+        loaded = loaded.reshape(loaded.shape[0])
+    start = 0
+    for leg, height in zip(legs, heights, strict=True):
+        whole = loaded[start : start + height]
+        start += height
+        yield _cut_leg(layer, name, whole, leg, rows_per_entry, columns_per_entry)
+
+
+def _cut_leg(
+    layer: nn.Module,
+    name: str,
+    whole: torch.Tensor,
+    leg: int,
+    rows_per_entry: int,
+    columns_per_entry: int | None,
+) -> tuple[slice, torch.Tensor]:
+    state = base.load_state(layer)
+    held, part = state.rows(leg), state.request.slices[leg]
+    width = held.stop - held.start
+    target = _span(layer, name, held.start, width, state.request.weight_shape[0], rows_per_entry)
+    source = _span(layer, name, part.row_start, width, part.full_shape[0], rows_per_entry)
+    cut = whole[source]
+    if columns_per_entry is not None:
+        columns = state.request.weight_shape[1]
+        cut = cut[
+            :,
+            _span(layer, name, part.column_start, columns, part.full_shape[1], columns_per_entry),
+        ]
+    return target, cut
+
+
+def _span(layer: nn.Module, name: str, start: int, size: int, full: int, per_entry: int) -> slice:
+    """Returns the entries of ``size`` elements from ``start``; the last entry may be partial."""
+    stop = start + size
+    if start % per_entry or (stop % per_entry and stop != full):
+        raise QuantConfigError(
+            f"{base.layer_name(layer)}: elements {start} to {stop} of {full} do not fit the "
+            f"entries of {name!r}, which stand for {per_entry} each; use a degree of tensor "
+            "parallelism or leg widths that are multiples, or keep the layer unquantized"
+        )
+    return slice(start // per_entry, _entries(stop, per_entry))
+
+
+def _check_shape(
+    layer: nn.Module,
+    name: str,
+    loaded: torch.Tensor,
+    rows: int,
+    legs: range,
+    columns_per_entry: int | None,
+) -> None:
+    if columns_per_entry is None:
+        shapes = [[rows], [rows, 1]]
+    else:
+        columns = base.load_state(layer).request.slices[legs.start].full_shape[1]
+        shapes = [[rows, _entries(columns, columns_per_entry)]]
+    if list(loaded.shape) not in shapes:
+        raise QuantConfigError(
+            f"{base.layer_name(layer)}: checkpoint tensor {name!r} has shape "
+            f"{list(loaded.shape)}, the layer expects {' or '.join(map(str, shapes))}"
+        )
+
+
+def _entries(size: int, per_entry: int) -> int:
+    return -(-size // per_entry)
