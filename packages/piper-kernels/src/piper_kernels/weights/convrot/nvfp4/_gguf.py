@@ -1,6 +1,7 @@
 """Conversion of packed GGUF rows to ConvRot NVFP4 storage."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from piper_kernels.weights.convrot._gguf import (
 )
 from piper_kernels.weights.nvfp4._encoding import encode, per_tensor_scale_of
 from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, ceil_div, pack_codes, scale_shape
-from piper_kernels.weights.nvfp4._storage import validate_update_storage
+from piper_kernels.weights.nvfp4._storage import require_logical_dtype, validate_update_storage
 
 MIN_CAPABILITY = (8, 0)
 
@@ -44,11 +45,23 @@ class Nvfp4Storage:
         """Return the block scales as flat bytes over the same memory."""
         return self.scale.view(torch.uint8).view(-1)
 
+    def fields(self) -> dict[str, Any]:
+        """Return these values under the names of the weight's constructor."""
+        return {
+            "qdata": self.qdata,
+            "scale": self.scale,
+            "per_tensor_scale": self.per_tensor_scale,
+            "group_size": self.group_size,
+            "is_swizzled_scales": self.swizzled,
+            "high_first": self.high_first,
+        }
+
 
 def from_gguf(
     data: Tensor,
     quant_type: int | None,
     *,
+    logical_dtype: torch.dtype,
     group_size: int,
     block_size: int,
     per_tensor_scale: Tensor | None,
@@ -56,13 +69,14 @@ def from_gguf(
     swizzled: bool,
     high_first: bool,
     allow_cpu: bool,
-) -> Nvfp4Storage:
-    """Return fresh storage that holds converted rows.
+) -> dict[str, Any]:
+    """Return the constructor arguments of a weight that holds converted rows.
 
     Raises:
         TypeError: The data or its type is of the wrong type.
         ValueError: The device, type, shape or scaling is not supported.
     """
+    require_logical_dtype(logical_dtype)
     packed = packed_rows(data, quant_type, group_size)
     native = _select_native(packed.data.device, allow_cpu=allow_cpu)
     if block_size != BLOCK_SIZE:
@@ -86,7 +100,7 @@ def from_gguf(
     )
     _require_global_scale(storage)
     _convert(packed, storage, compute_per_tensor_scale, native)
-    return storage
+    return storage.fields() | {"block_size": block_size, "orig_dtype": logical_dtype}
 
 
 def copy_from_gguf_(

@@ -176,18 +176,16 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
     ) -> Self:
         """Convert packed GGUF rows without a dense copy of the weight.
 
-        A computed global scale takes a second decoding pass. No value is read back to the
-        host: data that is not finite gives a weight that is not finite.
-
         Args:
             data: Packed rows ``[out, row_bytes]`` of any dtype, read as bytes; on a CUDA
-                device from sm_80 unless ``allow_cpu``.
+                device from sm_80 unless ``allow_cpu``. Data that is not finite gives a weight
+                that is not finite: no value is read back to the host.
             quant_type: Type of the data, ``piper_kernels.gguf.GGUFQuantizationType`` or its
                 integer; ``None`` reads ``data.quant_type``.
             logical_dtype: float16, bfloat16 or float32.
             block_size: 16.
             per_tensor_scale: Given second level for the rotated weight, kept by reference.
-            compute_per_tensor_scale: Take it from ``amax`` of the rotated weight.
+            compute_per_tensor_scale: Take it from the rotated ``amax``, decoding twice.
             act_per_tensor_scale: See the class.
             is_swizzled_scales: Layout of the block scales.
             use_triton_kernel: Attribute for TorchAO.
@@ -203,10 +201,10 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         """
         from piper_kernels.weights.convrot.nvfp4 import _gguf
 
-        require_logical_dtype(logical_dtype)
-        storage = _gguf.from_gguf(
+        fields = _gguf.from_gguf(
             data,
             quant_type,
+            logical_dtype=logical_dtype,
             group_size=group_size,
             block_size=block_size,
             per_tensor_scale=per_tensor_scale,
@@ -215,19 +213,8 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
             high_first=high_first,
             allow_cpu=allow_cpu,
         )
-        return cls(
-            storage.qdata,
-            storage.scale,
-            block_size,
-            logical_dtype,
-            group_size,
-            storage.per_tensor_scale,
-            act_per_tensor_scale,
-            is_swizzled_scales,
-            use_triton_kernel,
-            act_quant_kwargs,
-            high_first,
-        )
+        fields |= {"use_triton_kernel": use_triton_kernel, "act_quant_kwargs": act_quant_kwargs}
+        return cls(**fields, act_per_tensor_scale=act_per_tensor_scale)
 
     def copy_from_gguf_(
         self,
