@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +98,20 @@ def test_formats_on_disk_that_nothing_stores_are_named(scheme):
     with pytest.raises(QuantConfigError, match="no weight format stores") as error:
         materialize(scheme, 90)
     assert scheme.describe() in str(error.value)
+
+
+def test_every_module_is_asked_in_order_and_hears_the_target(monkeypatch):
+    asked = []
+
+    def builder(name, answer):
+        def build(scheme, sm):
+            asked.append((name, scheme, sm))
+            return answer
+
+        return SimpleNamespace(build=build)
+
+    modules = {"a": builder("a", None), "b": builder("b", "spec"), "c": builder("c", "late")}
+    monkeypatch.setattr(MODULE, "_SPEC_MODULES", tuple(modules))
+    monkeypatch.setattr(MODULE, "import_module", modules.__getitem__)
+    assert materialize(None, 90) == "spec"
+    assert asked == [("a", None, 90), ("b", None, 90)]

@@ -15,7 +15,9 @@ _SPEC_MODULES = (
     "phyai_quant.specs.convrot_int8",
     "phyai_quant.specs.fp8",
 )
-"""Each module's ``build(scheme)`` returns its spec, or None for a scheme it does not store."""
+"""One module per line. ``build(scheme, sm)`` returns the module's spec, None for a scheme that it
+does not store, or raises QuantConfigError for one that it stores but not on this target. Modules
+are imported when a scheme is materialized, in this order, until one answers."""
 
 
 def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpec":
@@ -35,7 +37,7 @@ def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpe
     if scheme is not None and scheme.online:
         check_online_scheme(scheme)
     for module in _SPEC_MODULES:
-        spec = import_module(module).build(scheme)
+        spec = import_module(module).build(scheme, sm)
         if spec is not None:
             return spec
     name = "an unquantized weight" if scheme is None else scheme.describe()

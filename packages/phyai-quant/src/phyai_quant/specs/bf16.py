@@ -89,7 +89,7 @@ def check_float_source(layer: nn.Module, loaded: torch.Tensor) -> None:
         )
 
 
-def build(scheme: QuantScheme | None) -> Bf16Spec | None:
+def build(scheme: QuantScheme | None, _sm: int | None = None) -> Bf16Spec | None:
     """Returns the spec of an absent scheme or of a bf16 weight, else None."""
     if scheme is None or (scheme.weight.dtype is QDType.BF16 and scheme.input is None):
         return Bf16Spec()

@@ -115,7 +115,7 @@ def _quantized(layer: nn.Module) -> "ConvRotInt8Tensor":
     return cast("ConvRotInt8Tensor", layer.weight)
 
 
-def build(scheme: QuantScheme | None) -> ConvRotInt8Spec | None:
+def build(scheme: QuantScheme | None, _sm: int | None = None) -> ConvRotInt8Spec | None:
     """Returns the spec of a scheme with a rotated weight that is quantized at load, else None."""
     if scheme is None or scheme.weight.rotation_group is None or not scheme.online:
         return None

@@ -230,7 +230,7 @@ def _unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:
     return next((reason for broken, reason in checks if broken), "")
 
 
-def build(scheme: QuantScheme | None) -> Fp8Spec | None:
+def build(scheme: QuantScheme | None, _sm: int | None = None) -> Fp8Spec | None:
     """Returns the spec of a scheme that is fp8 on disk, else None."""
     if scheme is None or scheme.online or _unsupported(scheme.weight, scheme.input):
         return None
