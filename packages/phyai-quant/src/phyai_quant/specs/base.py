@@ -147,11 +147,13 @@ class ActivationView:
         x_scale: fp32 multipliers: ``[1]`` per tensor, ``[M]`` per token, or ``[M, ceil(K/g)]`` for
             groups of g along K.
         granularity: Which of these it is.
+        x_zero_point: Codes that stand for 0, in the shape of ``x_scale``; None stands for 0.
     """
 
     x: torch.Tensor
     x_scale: torch.Tensor
     granularity: Granularity
+    x_zero_point: torch.Tensor | None = None
 
 
 class WeightSpec(Protocol):
