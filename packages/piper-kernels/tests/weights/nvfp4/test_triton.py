@@ -181,4 +181,4 @@ class TestOnTheGpu:
         weight.addmm_(mat1, update[:1] + 1, beta=0)
         assert weight.qdata[0].unique().tolist() == [0x77]
         assert torch.equal(weight.qdata[-1], weight.qdata[0])
-        assert weight.qdata[1:-1].any().item() is False
+        assert not weight.qdata[1:-1].any()
