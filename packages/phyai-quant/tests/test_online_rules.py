@@ -16,6 +16,7 @@ ALLOWED_PAIRS = {
     ("fp8_e5m2", None),
     ("fp8_e5m2", "fp8_e5m2"),
     ("nvfp4", None),
+    ("nvfp4", "nvfp4"),
     ("mxfp4", None),
 }
 MICRO = {"nvfp4": (1, 16), "mxfp4": (1, 32)}
@@ -28,10 +29,21 @@ def weight(dtype):
 
 
 def token(dtype):
+    if dtype in MICRO:
+        return TensorQuant(
+            dtype, "block", dynamic=True, micro_scaled=True, block_shape=MICRO[dtype]
+        )
     return None if dtype is None else TensorQuant(dtype, "per_channel", dynamic=True)
 
 
-PAIRS = list(itertools.product([d.value for d in QDType], [None, "int8", "fp8_e4m3", "fp8_e5m2"]))
+INPUTS = [None, "int8", "fp8_e4m3", "fp8_e5m2", "nvfp4", "mxfp4"]
+PAIRS = list(itertools.product([d.value for d in QDType], INPUTS))
+ROTATED = {
+    "int8": TensorQuant("int8", "per_channel", rotation_group=64),
+    "nvfp4": TensorQuant(
+        "nvfp4", "block", micro_scaled=True, block_shape=(1, 16), rotation_group=64
+    ),
+}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -91,3 +103,40 @@ def test_act_order_and_micro_scaled_inputs_are_refused():
 )
 def test_architecture_floors(dtype, act, floor):
     assert minimum_sm(QuantScheme(weight(dtype), token(act), online=True)) == floor
+
+
+@pytest.mark.parametrize("act", INPUTS)
+@pytest.mark.parametrize("dtype", ROTATED)
+def test_pairs_of_rotated_weights(dtype, act):
+    violation = find_violation(QuantScheme(ROTATED[dtype], token(act), online=True))
+    if (dtype, act) in {("int8", "int8"), ("nvfp4", None), ("nvfp4", "nvfp4")}:
+        assert violation is None
+    else:
+        assert violation.field == "input.dtype"
+        assert f"with weight.rotation_group 64 on {dtype}" in violation.allowed
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"block_shape": (1, 32)}, "input.block_shape"),
+        ({"granularity": "per_channel", "block_shape": None}, "input.block_shape"),
+        ({"micro_scaled": False}, "input.micro_scaled"),
+        ({"dynamic": False}, "input.dynamic"),
+        ({"symmetric": False}, "input.symmetric"),
+        ({"rotation_group": 16}, "input.rotation_group"),
+    ],
+    ids=str,
+)
+def test_inputs_in_nvfp4_have_its_blocks(fields, field):
+    base = {"granularity": "block", "dynamic": True, "micro_scaled": True, "block_shape": (1, 16)}
+    act = TensorQuant("nvfp4", **{**base, **fields})
+    for scheme in (weight("nvfp4"), ROTATED["nvfp4"]):
+        assert find_violation(QuantScheme(scheme, act, online=True)).field == field
+
+
+def test_scales_that_are_not_stored_have_no_layout():
+    swizzled = TensorQuant(
+        "nvfp4", "block", micro_scaled=True, block_shape=(1, 16), swizzled_scales=True
+    )
+    assert find_violation(QuantScheme(swizzled, online=True)).field == "weight.swizzled_scales"

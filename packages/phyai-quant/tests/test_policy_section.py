@@ -218,7 +218,7 @@ BAD = [
         rule(weight=INT4_G128, input={"dtype": "fp8_e5m2"}),
         f"{I}.dtype: input.dtype is fp8_e5m2; allowed: no input or int8, fp8_e4m3 with",
     ),
-    (rule(weight={"dtype": "nvfp4"}, input={"dtype": "int8"}), "allowed: no input with weight"),
+    (rule(weight={"dtype": "mxfp4"}, input={"dtype": "int8"}), "allowed: no input with weight"),
     (
         rule(weight={"dtype": "int8"}, input={"dtype": "int8", "dynamic": False}),
         f"{I}.dynamic: input.dynamic is False; allowed: true",

@@ -42,6 +42,17 @@ def test_values_are_frozen():
         ({"granularity": "block", "block_shape": (1, 2, 3)}, "two positive sizes"),
         ({"rotation_group": 32}, "rotation_group 32 is not supported; allowed: 16, 64, 256"),
         ({"dtype": "int4", "rotation_group": 64}, "needs dtype 'int8'"),
+        ({"dtype": "nvfp4", "rotation_group": 64}, "or dtype 'nvfp4' and block_shape (1, 16)"),
+        (
+            {
+                "dtype": "nvfp4",
+                "granularity": "block",
+                "block_shape": (1, 32),
+                "rotation_group": 64,
+            },
+            "not 'nvfp4' and 'block' with block_shape (1, 32)",
+        ),
+        ({"swizzled_scales": True}, "swizzled_scales needs dtype 'nvfp4', not 'int8'"),
         ({"granularity": "per_tensor", "rotation_group": 64}, "granularity 'per_channel'"),
     ],
 )
@@ -63,6 +74,8 @@ def test_describe_tells_every_field():
     )
     assert weight.describe() == "int4 block[1,128] asymmetric dynamic micro-scaled"
     rotated = TensorQuant("int8", "per_channel", rotation_group=64)
+    tiled = TensorQuant("nvfp4", "block", block_shape=(1, 16), swizzled_scales=True)
+    assert tiled.describe() == "nvfp4 block[1,16] swizzled"
     assert QuantScheme(rotated, online=True).describe() == (
         "weight int8 per_channel rotated by 64, input unquantized, quantized at load"
     )
@@ -76,6 +89,9 @@ def test_as_dict_is_json_and_tells_schemes_apart():
         QuantScheme(TensorQuant("int8", "block", block_shape=(1, 16))),
         QuantScheme(TensorQuant("int8", "block", block_shape=(1, 16), act_order=True)),
         QuantScheme(TensorQuant("int8", "per_channel"), TensorQuant("int8", "per_channel")),
+        QuantScheme(TensorQuant("nvfp4", "block", block_shape=(1, 16))),
+        QuantScheme(TensorQuant("nvfp4", "block", block_shape=(1, 16), rotation_group=16)),
+        QuantScheme(TensorQuant("nvfp4", "block", block_shape=(1, 16), swizzled_scales=True)),
     ]
     texts = {json.dumps(scheme.as_dict(), sort_keys=True) for scheme in schemes}
     assert len(texts) == len(schemes)

@@ -10,7 +10,7 @@ _PAIRS: dict[QDType, tuple[QDType | None, ...]] = {
     QDType.INT8: (None, QDType.INT8),
     QDType.FP8_E4M3: (None, QDType.FP8_E4M3),
     QDType.FP8_E5M2: (None, QDType.FP8_E5M2),
-    QDType.NVFP4: (None,),
+    QDType.NVFP4: (None, QDType.NVFP4),
     QDType.MXFP4: (None,),
 }
 _FP8 = (QDType.FP8_E4M3, QDType.FP8_E5M2)
@@ -65,6 +65,8 @@ def _violations(scheme: QuantScheme) -> Iterator[Violation]:
         yield Violation("weight.dynamic", True, "false")
     if weight.act_order:
         yield Violation("weight.act_order", True, "false")
+    if weight.swizzled_scales:
+        yield Violation("weight.swizzled_scales", True, "false; nothing is stored yet")
     micro = weight.dtype in MICRO_BLOCKS
     if weight.micro_scaled is not micro:
         yield Violation(
@@ -87,31 +89,51 @@ def _activation_violations(weight: TensorQuant, act: TensorQuant | None) -> Iter
             f"no input{' or ' + names if names else ''} with weight.dtype {weight.dtype.value}",
         )
     if act is not None:
-        yield from _token_violations(act)
+        yield from _input_violations(act)
 
 
 def _convrot_violations(weight: TensorQuant, act: TensorQuant | None) -> Iterator[Violation]:
-    if act is None or act.dtype is not QDType.INT8:
+    seen = None if act is None else act.dtype
+    allowed = {QDType.INT8} if weight.dtype is QDType.INT8 else {None, QDType.NVFP4}
+    if seen not in allowed:
+        names = "int8" if weight.dtype is QDType.INT8 else "no input or nvfp4"
         yield Violation(
             "input.dtype",
-            None if act is None else act.dtype.value,
-            f"int8 with weight.rotation_group {weight.rotation_group}",
+            None if seen is None else seen.value,
+            f"{names} with weight.rotation_group {weight.rotation_group} on {weight.dtype.value}",
         )
         return
-    yield from _token_violations(act)
+    if act is not None:
+        yield from _input_violations(act)
+
+
+def _input_violations(act: TensorQuant) -> Iterator[Violation]:
+    if act.dtype in MICRO_BLOCKS:
+        yield from _micro_input_violations(act, MICRO_BLOCKS[act.dtype])
+    else:
+        yield from _token_violations(act)
+    if not act.symmetric:
+        yield Violation("input.symmetric", False, "true")
+    if not act.dynamic:
+        yield Violation("input.dynamic", False, "true")
+    if act.rotation_group is not None:
+        yield Violation("input.rotation_group", act.rotation_group, "none; it follows the weight")
+
+
+def _micro_input_violations(act: TensorQuant, block: tuple[int, int]) -> Iterator[Violation]:
+    if act.block_shape != block:
+        yield Violation(
+            "input.block_shape", act.block_shape, f"{list(block)} for {act.dtype.value}"
+        )
+    if not act.micro_scaled:
+        yield Violation("input.micro_scaled", False, f"true for {act.dtype.value}")
 
 
 def _token_violations(act: TensorQuant) -> Iterator[Violation]:
     if act.granularity is not Granularity.PER_CHANNEL:
         yield Violation("input.granularity", act.granularity.value, "per_channel (one per token)")
-    if not act.symmetric:
-        yield Violation("input.symmetric", False, "true")
-    if not act.dynamic:
-        yield Violation("input.dynamic", False, "true")
     if act.micro_scaled:
         yield Violation("input.micro_scaled", True, "false")
-    if act.rotation_group is not None:
-        yield Violation("input.rotation_group", act.rotation_group, "none; it follows the weight")
 
 
 def _block_violations(weight: TensorQuant, act: TensorQuant | None) -> Iterator[Violation]:

@@ -39,7 +39,7 @@ _TENSOR_KEYS = (
     "rotation_group",
 )
 _WEIGHT_DTYPES = tuple(dtype for dtype in QDType if dtype is not QDType.BF16)
-_INPUT_DTYPES = (QDType.INT8, QDType.FP8_E4M3, QDType.FP8_E5M2)
+_INPUT_DTYPES = (QDType.INT8, QDType.FP8_E4M3, QDType.FP8_E5M2, QDType.NVFP4)
 
 
 def parse_quantization_section(

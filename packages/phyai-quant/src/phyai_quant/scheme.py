@@ -49,8 +49,11 @@ class TensorQuant:
         micro_scaled: True when the block scales are themselves low precision (nvfp4: e4m3 and a
             global fp32 scale; mxfp4 and mxfp8: e8m0).
         block_shape: ``(N block, K block)``, exactly when granularity is ``block``.
-        rotation_group: Length of the ConvRot rotation along K, for int8 per-channel weights.
+        rotation_group: Length of the ConvRot rotation along K, for int8 per-channel weights and
+            nvfp4 weights.
         act_order: True when the groups follow a permutation of K (a ``g_idx`` tensor).
+        swizzled_scales: True when the checkpoint stores the block scales of an nvfp4 weight in
+            tiles of 128 x 4 instead of row by row.
 
     Raises:
         QuantConfigError: The fields contradict each other.
@@ -64,6 +67,7 @@ class TensorQuant:
     block_shape: tuple[int, int] | None = None
     rotation_group: int | None = None
     act_order: bool = False
+    swizzled_scales: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in (("dtype", QDType), ("granularity", Granularity)):
@@ -86,6 +90,11 @@ class TensorQuant:
             )
         if self.rotation_group is not None:
             self._check_rotation()
+        if self.swizzled_scales and self.dtype is not QDType.NVFP4:
+            raise QuantConfigError(
+                f"swizzled_scales needs dtype 'nvfp4', not {self.dtype.value!r}; other formats "
+                "store scales row by row"
+            )
 
     def _check_rotation(self) -> None:
         if self.rotation_group not in ROTATION_GROUPS:
@@ -93,10 +102,14 @@ class TensorQuant:
                 f"rotation_group {self.rotation_group} is not supported; "
                 f"allowed: {', '.join(map(str, ROTATION_GROUPS))}"
             )
-        if self.dtype is not QDType.INT8 or self.granularity is not Granularity.PER_CHANNEL:
+        int8_rows = self.dtype is QDType.INT8 and self.granularity is Granularity.PER_CHANNEL
+        nvfp4_blocks = self.dtype is QDType.NVFP4 and self.block_shape == (1, 16)
+        if not int8_rows and not nvfp4_blocks:
             raise QuantConfigError(
                 f"rotation_group {self.rotation_group} needs dtype 'int8' and granularity "
-                f"'per_channel', not {self.dtype.value!r} and {self.granularity.value!r}"
+                "'per_channel', or dtype 'nvfp4' and block_shape (1, 16), not "
+                f"{self.dtype.value!r} and {self.granularity.value!r} with block_shape "
+                f"{self.block_shape}"
             )
 
     def describe(self) -> str:
@@ -110,6 +123,7 @@ class TensorQuant:
             "micro-scaled": self.micro_scaled,
             "act-order": self.act_order,
             f"rotated by {self.rotation_group}": self.rotation_group is not None,
+            "swizzled": self.swizzled_scales,
         }
         return " ".join([text, *(name for name, on in flags.items() if on)])
 
@@ -124,6 +138,7 @@ class TensorQuant:
             "block_shape": list(self.block_shape) if self.block_shape else None,
             "rotation_group": self.rotation_group,
             "act_order": self.act_order,
+            "swizzled_scales": self.swizzled_scales,
         }
 
 

@@ -98,3 +98,31 @@ def test_weight_only_layers_do_not_quantize_inputs(make_layer):
     assert not spec.needs_act_quant
     with pytest.raises(QuantConfigError, match=r"a\.down_proj: fp8_per_channel is weight-only"):
         spec.quantize_activation(torch.zeros(1, 5), layer)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        TENSOR,
+        TensorQuant("fp8_e4m3", "per_tensor", dynamic=True),
+        TOKEN,
+        TensorQuant("fp8_e4m3", "block", dynamic=True, block_shape=(1, 4)),
+    ],
+    ids=TensorQuant.describe,
+)
+def test_fake_quantization_reads_the_codes_back(make_layer, act):
+    spec = Fp8Spec(CHANNEL, act)
+    layer = allocated(make_layer, spec, (4, 9))
+    if not act.dynamic:
+        spec.load_weight(layer, "input_scale", torch.tensor(0.01))
+    x = torch.randn(2, 3, 9).bfloat16()
+    view = spec.quantize_activation(x, layer)
+    fake = spec.fake_quantize_activation(x, layer)
+    assert fake.shape == x.shape
+    assert fake.dtype == torch.float32
+    for m in range(6):
+        for k in range(9):
+            index = {1: (0 if view.x_scale.numel() == 1 else m,), 2: (m, k // 4)}
+            scale = view.x_scale[index[view.x_scale.ndim]]
+            assert fake.view(6, 9)[m, k] == view.x[m, k].float() * scale
+    assert (fake - x.float()).abs().max() < 0.1

@@ -295,3 +295,33 @@ def check_complete(layer: nn.Module) -> None:
             + ", ".join(missing)
             + "; the checkpoint must hold all of them"
         )
+
+
+def dequantize_activation(view: ActivationView, group: int = 1) -> torch.Tensor:
+    """Returns the activation ``[M, K]`` in fp32: codes, less their zero point, times their scale.
+
+    Args:
+        view: The quantized activation.
+        group: Elements along K that share a scale, for scales ``[M, ceil(K / group)]``.
+    """
+
+    def per_element(entries: torch.Tensor) -> torch.Tensor:
+        if entries.ndim < 2:
+            return entries.float().reshape(-1, 1)
+        return entries.float().repeat_interleave(group, 1)[:, : view.x.shape[1]]
+
+    values = view.x.float()
+    if view.x_zero_point is not None:
+        values = values - per_element(view.x_zero_point)
+    return values * per_element(view.x_scale)
+
+
+def fake_quantize_activation(spec: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """Returns ``x`` ``[..., K]`` rounded as ``spec.quantize_activation`` does, in fp32.
+
+    Raises:
+        QuantConfigError: The spec keeps the activation unquantized.
+    """
+    view = spec.quantize_activation(x, layer)
+    block = spec.activation.block_shape
+    return dequantize_activation(view, 1 if block is None else block[1]).reshape(x.shape)

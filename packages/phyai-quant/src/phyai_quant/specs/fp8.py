@@ -178,6 +178,10 @@ class Fp8Spec:
         codes = _to_e4m3(rows / fp8_scales.expand_activation_scale(scale, rows, self.activation))
         return base.ActivationView(codes, scale, granularity)
 
+    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
+        return base.fake_quantize_activation(self, x, layer)
+
 
 def _to_e4m3(quotients: torch.Tensor) -> torch.Tensor:
     return quotients.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
