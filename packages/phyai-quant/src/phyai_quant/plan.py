@@ -1,7 +1,8 @@
 """Which layer gets which scheme: an ordered list of rules, first match wins."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -218,6 +219,33 @@ class QuantPlan:
         sources = {rule.source for rule in judged if id(rule) in used and rule.source}
         return tuple(r for r in judged if id(r) not in used and r.source not in sources)
 
+    def with_rules(self, rules: Iterable[Rule]) -> "QuantPlan":
+        """Returns this plan with ``rules`` in front, so that they override it."""
+        return replace(self, rules=(*rules, *self.rules))
+
+    def merged_with(self, other: "QuantPlan") -> "QuantPlan":
+        """Returns the plan of a policy (self) over that of a checkpoint (``other``).
+
+        Rules of self are tested first, then those of other, then the default that one of them has:
+        a default never takes a layer away from a rule. The cache quantization of self goes before
+        that of other.
+
+        Raises:
+            QuantConfigError: Both have a default and the two differ.
+        """
+        if self.default is not None and other.default not in (None, self.default):
+            raise QuantConfigError(
+                f"{self.source or 'the first plan'} has the default {self.default.describe()} and "
+                f"{other.source or 'the second plan'} has the default {other.default.describe()}; "
+                "a merged plan has one: replace the first by rules that name layers"
+            )
+        return QuantPlan(
+            rules=(*self.rules, *other.rules),
+            default=self.default if other.default is None else other.default,
+            kv_cache=other.kv_cache if self.kv_cache is None else self.kv_cache,
+            source=" over ".join(text for text in (self.source, other.source) if text),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping of rules, default and kv_cache, for fingerprints."""
         return {
@@ -231,6 +259,29 @@ class QuantPlan:
             "default": None if self.default is None else self.default.as_dict(),
             "kv_cache": None if self.kv_cache is None else self.kv_cache.as_dict(),
         }
+
+
+def warn_unmatched(
+    plan: QuantPlan, names: Iterable[str] | Mapping[str, type | str | None]
+) -> tuple[Rule, ...]:
+    """Warns about every config entry that matches no layer, naming file, key and entry.
+
+    Args:
+        plan: The plan in force.
+        names: Names of the model's layers, or a mapping from name to class, as in
+            `QuantPlan.unmatched`.
+
+    Returns:
+        The rules that match nothing.
+    """
+    unused = plan.unmatched(names)
+    for text in dict.fromkeys(rule.source or rule.describe() for rule in unused):
+        warnings.warn(
+            f"quantization entry matches no layer of this model: {text}; compare its spelling "
+            "with the layer names",
+            stacklevel=2,
+        )
+    return unused
 
 
 def _matches_any(matcher: Matcher, layers: Mapping[str, type | str | None]) -> bool:
