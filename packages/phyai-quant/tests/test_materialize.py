@@ -39,6 +39,9 @@ ONLINE = {
             ),
             "convrot_int8_g64",
         ),
+        (QuantScheme(TensorQuant("int8", "per_channel")), "int8_per_channel_a16"),
+        (QuantScheme(TensorQuant("int8", "per_channel"), TOKEN_INT8), "int8_per_channel_int8"),
+        (QuantScheme(INT4), "int4_packed_block_1_128_a16"),
     ],
 )
 @pytest.mark.parametrize("sm", [None, 75, 90])
@@ -81,9 +84,8 @@ def test_impossible_online_schemes_name_the_field():
 @pytest.mark.parametrize(
     "scheme",
     [
-        QuantScheme(TensorQuant("int8", "per_channel")),
         QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8),
-        QuantScheme(INT4),
+        QuantScheme(INT4, TensorQuant("int8", "per_channel")),
         QuantScheme(TensorQuant("fp8_e5m2", "per_channel")),
         QuantScheme(TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16))),
         QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32))),

@@ -14,6 +14,8 @@ _SPEC_MODULES = (
     "phyai_quant.specs.bf16",
     "phyai_quant.specs.convrot_int8",
     "phyai_quant.specs.fp8",
+    "phyai_quant.specs.int8",
+    "phyai_quant.specs.int_packed",
 )
 """One module per line. ``build(scheme, sm)`` returns the module's spec, None for a scheme that it
 does not store, or raises QuantConfigError for one that it stores but not on this target. Modules

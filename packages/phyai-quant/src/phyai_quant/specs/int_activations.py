@@ -1,0 +1,135 @@
+"""Inputs of integer weights: int8, int4 or fp8 codes with stored or computed scales."""
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from phyai_quant.scheme import Granularity, QDType, QuantConfigError, TensorQuant
+from phyai_quant.specs import base, int_codes
+from phyai_quant.specs.fp8 import Fp8Spec
+from phyai_quant.specs.fp8_scales import expand_activation_scale, group_maxima
+
+SCALE_FLOOR = 1e-30
+"""Smallest dynamic scale, so that zeros stay zeros."""
+
+_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FP8_WEIGHT = TensorQuant(QDType.FP8_E4M3, Granularity.PER_CHANNEL)
+
+
+def unsupported(act: TensorQuant) -> str:
+    """Returns why an input cannot be quantized this way, or an empty text."""
+    reason = f"input is {act.describe()}; "
+    if act.micro_scaled or act.act_order or act.rotation_group is not None:
+        return reason + "allowed: fp32 scales in the order of K"
+    if act.dtype is QDType.FP8_E4M3:
+        if not act.symmetric:
+            return reason + "allowed: symmetric fp8_e4m3"
+    elif act.dtype not in int_codes.BITS:
+        return reason + f"allowed: {', '.join(int_codes.BITS)}, fp8_e4m3 or unquantized"
+    if not act.dynamic and act.granularity is not Granularity.PER_TENSOR:
+        return reason + "a static scale is allowed per_tensor only"
+    if act.block_shape is not None and act.block_shape[0] != 1:
+        return reason + "allowed block_shape: (1, group along K)"
+    return ""
+
+
+def allocate(layer: nn.Module, act: TensorQuant) -> None:
+    """Registers ``input_scale`` fp32 and ``input_zero_point`` int32 of a static input.
+
+    They have one entry per leg until `merge_legs`, then one.
+    """
+    request = base.load_state(layer).request
+    legs = len(request.shard_ids)
+    scale = torch.full((legs,), torch.nan, device=request.device)
+    layer.register_parameter("input_scale", nn.Parameter(scale, requires_grad=False))
+    if not act.symmetric:
+        zeros = torch.zeros(legs, dtype=torch.int32, device=request.device)
+        layer.register_parameter("input_zero_point", nn.Parameter(zeros, requires_grad=False))
+
+
+def load(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range, act: TensorQuant) -> None:
+    """Copies a static scale or zero point, a scalar, to the slots of its legs.
+
+    A symmetric input takes zeros only as zero point.
+    """
+    is_scale = name == "input_scale"
+    dtypes = _SCALE_DTYPES if is_scale else (torch.int8, torch.int32)
+    int_codes.check_tensor(layer, name, loaded, dtypes=dtypes, shapes=((), (1,), (1, 1)))
+    value = loaded.reshape(())
+    if not is_scale:
+        int_codes.check_codes(layer, name, value, int_codes.BITS.get(act.dtype, 8))
+        if act.symmetric:
+            if value.any():
+                raise QuantConfigError(
+                    f"{base.layer_name(layer)}: {name!r} is {int(value)}, but the config says that "
+                    "the input is symmetric; set symmetric to false for input_activations"
+                )
+            return
+    with torch.no_grad():
+        target = cast("nn.Parameter", getattr(layer, name))
+        target[legs.start : legs.stop] = value.to(target)
+
+
+def merge_legs(layer: nn.Module, act: TensorQuant) -> None:
+    """Leaves one scale and zero point ``[1]`` that cover the ranges of all legs.
+
+    The legs saw the same input. A symmetric input takes the largest scale; an asymmetric one keeps
+    what the legs agree on, else spans from the lowest to the highest value that any leg codes.
+    """
+    scale = cast("nn.Parameter", layer.input_scale).detach()
+    if act.symmetric:
+        _replace(layer, "input_scale", scale.amax().reshape(1))
+        return
+    zero = cast("nn.Parameter", layer.input_zero_point).detach()
+    if bool((scale == scale[0]).all()) and bool((zero == zero[0]).all()):
+        scale, zero = scale[:1].clone(), zero[:1].clone()
+    else:
+        low, high = int_codes.code_range(int_codes.BITS[act.dtype])
+        lowest = ((low - zero) * scale).amin()
+        scale = (((high - zero) * scale).amax() - lowest).reshape(1) / (high - low)
+        zero = torch.round(low - lowest / scale).clamp(low, high).to(torch.int32)
+    _replace(layer, "input_scale", scale)
+    _replace(layer, "input_zero_point", zero)
+
+
+def quantize(x: torch.Tensor, layer: nn.Module, act: TensorQuant) -> base.ActivationView:
+    """Quantizes ``[..., K]`` to codes ``[M, K]``, rounding half to even and saturating.
+
+    A dynamic symmetric scale is ``max|x| / (2^(b-1) - 1)``. A dynamic asymmetric one spans
+    ``[min(x, 0), max(x, 0)]`` over all codes. Both are at least 1e-30. fp8 inputs follow
+    `Fp8Spec.quantize_activation`.
+    """
+    if act.dtype not in int_codes.BITS:
+        return Fp8Spec(_FP8_WEIGHT, act).quantize_activation(x, layer)
+    rows = x.reshape(-1, x.shape[-1]).float()
+    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
+    zero = None
+    if not act.dynamic:
+        scale = cast("nn.Parameter", layer.input_scale).detach()
+        if not act.symmetric:
+            zero = cast("nn.Parameter", layer.input_zero_point).detach()
+    elif act.symmetric:
+        scale = (group_maxima(rows, act) / high).clamp_min(SCALE_FLOOR)
+    else:
+        top, bottom = group_maxima(rows.clamp_min(0), act), group_maxima(rows.clamp_max(0), act)
+        # divided first: the sum of two huge magnitudes may overflow
+        scale = (top / (high - low) + bottom / (high - low)).clamp_min(SCALE_FLOOR)
+        zero = torch.round(low + bottom / scale).clamp(low, high).to(torch.int32)
+    quotients = rows / expand_activation_scale(scale, rows, act)
+    if zero is not None:
+        quotients += expand_activation_scale(zero, rows, act)
+    codes = torch.round(quotients).clamp(low, high).to(torch.int8)
+    return base.ActivationView(codes, scale, act.granularity, zero)
+
+
+def dequantize(view: base.ActivationView, act: TensorQuant) -> torch.Tensor:
+    """Returns the activation ``[M, K]`` in fp32 that the codes of a view stand for."""
+    values = view.x.float()
+    if view.x_zero_point is not None:
+        values -= expand_activation_scale(view.x_zero_point, values, act)
+    return values * expand_activation_scale(view.x_scale, values, act)
+
+
+def _replace(layer: nn.Module, name: str, values: torch.Tensor) -> None:
+    layer.register_parameter(name, nn.Parameter(values, requires_grad=False))
