@@ -149,29 +149,26 @@ def _guard[T](section: Section, key: str, make: Callable[[], T]) -> T:
         section.fail(str(error), key)
 
 
-def _yaml() -> Any:
+def _yaml(kind: str) -> Any:
     try:
         from ruamel.yaml import YAML
     except ModuleNotFoundError as error:
         raise QuantConfigError(
             "YAML plans need the ruamel.yaml package; install it or use JSON"
         ) from error
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
-    return yaml
+    return YAML(typ=kind, pure=True)
 
 
 def _dump_yaml(data: Any) -> str:
     from io import StringIO
 
     stream = StringIO()
-    _yaml().dump(data, stream)
+    _yaml("rt").dump(data, stream)  # keeps the order of keys
     return stream.getvalue()
 
 
 def _load_yaml(text: str, source: str) -> Any:
-    yaml = _yaml()
+    yaml = _yaml("safe")
     from ruamel.yaml.error import YAMLError
 
     try:

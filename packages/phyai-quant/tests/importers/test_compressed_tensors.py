@@ -103,8 +103,36 @@ def test_group_size_is_kept(checkpoint):
 def test_targets_may_be_absent_and_weights_null(checkpoint):
     plan = load_quant_plan(checkpoint(config({"weights": FP8, "input_activations": None})))
     assert plan.resolve("a.b", "Linear").weight_only
-    plan = load_quant_plan(checkpoint(config({"targets": ["Linear"], "weights": None})))
-    assert plan.resolve("a.b", "Linear") is None
+    kept = {"targets": ["re:.*head"], "weights": None}
+    plan = load_quant_plan(checkpoint(config(kept, group(["Linear"]))))
+    assert plan.resolve("a.head", "Linear") is None
+    assert plan.resolve("a.b", "Linear") == FP8_SCHEME
+
+
+@pytest.mark.parametrize(
+    ("storage", "weights", "dtype"),
+    [
+        ("int-quantized", INT8, "int8"),
+        ("naive-quantized", FP8, "fp8_e4m3"),
+        ("pack-quantized", {"num_bits": 4, "group_size": 32}, "int4"),
+        ("pack-quantized", {"num_bits": 8, "group_size": 32, "symmetric": False}, "int8"),
+        ("mxfp8-quantized", {**FP8, "strategy": "group", "group_size": 32}, "fp8_e4m3"),
+        (
+            "nvfp4-pack-quantized",
+            {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
+            "nvfp4",
+        ),
+    ],
+)
+@pytest.mark.parametrize("place", ["top", "group"])
+def test_formats_agree_with_their_weights(checkpoint, storage, weights, dtype, place):
+    extra = {"format": storage}
+    mixed = {"format": "mixed-precision"}
+    quantized = {**group(["Linear"], weights, None), **(extra if place == "group" else {})}
+    plan = load_quant_plan(checkpoint(config(quantized, **(mixed if place == "group" else extra))))
+    weight = plan.resolve("a.b", "Linear").weight
+    assert weight.dtype == dtype
+    assert weight.micro_scaled is (storage in ("mxfp8-quantized", "nvfp4-pack-quantized"))
 
 
 def test_presets_replace_groups(checkpoint):
@@ -157,7 +185,31 @@ def test_equal_nested_configs_agree_and_others_do_not(checkpoint):
             "config_groups.group_0.weights: strategy 'tensor' and group_size 128 contradict",
         ),
         ({**METHOD, "config_groups": {"W3A16": ["Linear"]}}, "num_bits 3 is not supported"),
-        ({**METHOD, "config_groups": {"W4A16_ASYM": ["Linear"]}}, "W4A16_ASYM.weights.symmetric"),
+        ({**METHOD, "config_groups": {"g": None}}, "config_groups.g: is null; give the group"),
+        (config(), "config_groups: quantizes no weights and no cache; give a group"),
+        (METHOD, "config_groups: quantizes no weights and no cache"),
+        (config(group([])), "config_groups: quantizes no weights and no cache"),
+        (config({"targets": ["Linear"], "weights": None}), "quantizes no weights and no cache"),
+        (
+            config(group(["Linear"], INT8, None), format="float-quantized"),
+            "group_0.weights: format 'float-quantized' and quantized weights int8 per_channel "
+            "contradict; formats of int8: int-quantized, naive-quantized, pack-quantized, mixed",
+        ),
+        (
+            config({**group(["Linear"], FP8, None), "format": "pack-quantized"}),
+            "format 'pack-quantized' and quantized weights fp8_e4m3 per_channel contradict",
+        ),
+        (config(group(["Linear"]), format="mxfp8-quantized"), "'mxfp8-quantized' and quantized"),
+        (config(group(["Linear"]), format="mxfp6-pack-quantized"), "'mxfp6-pack-quantized' is not"),
+        (
+            config(group(["a.b"]), group(["a.b"], INT8, None)),
+            "config_groups.group_1.targets: a.b and ",
+        ),
+        (
+            config(group(["Linear"], INT8, None), group(["Linear"])),
+            "config_groups.group_1.targets: Linear and ",
+        ),
+        (config(group(["a.b", "Linear"]), ignore=["a.b"]), "config_groups.group_0.targets: a.b"),
         (config(group(["Linear"]), ignore="lm_head"), "ignore: 'lm_head' is not a list"),
     ],
 )

@@ -72,6 +72,28 @@ def test_partly_ignored_fused_layers_name_the_odd_leg(checkpoint):
         plan.resolve("model.layers.0.self_attn.qkv_proj")
 
 
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("model.visual*", "model.visual.blocks.0.fc1"),
+        ("*.gate", "model.layers.3.mlp.gate"),
+        (r"re:.*\.experts\.\d+", "model.layers.3.mlp.experts.7.up_proj"),
+    ],
+)
+def test_patterns_are_ignored_too(checkpoint, entry, name):
+    plan = load_quant_plan(checkpoint({"quant_method": "fp8", "ignored_layers": [entry]}))
+    assert plan.resolve(name) is None
+    assert plan.resolve("model.layers.3.mlp.up_proj") is not None
+
+
+@pytest.mark.parametrize("scheme", ["static", {"num_bits": 8, "type": "float"}])
+def test_a_quantized_cache_is_kept_as_data(checkpoint, scheme):
+    directory = checkpoint({"quant_method": "fp8", "kv_cache_scheme": scheme})
+    with pytest.warns(UserWarning, match="quantized KV cache"):
+        plan = load_quant_plan(directory)
+    assert plan.kv_cache == TensorQuant("fp8_e4m3", "per_tensor")
+
+
 def test_unknown_keys_warn(checkpoint):
     config = checkpoint({"quant_method": "fp8", "extra": 1})
     with pytest.warns(UserWarning, match="ignoring unknown keys extra"):
@@ -93,7 +115,15 @@ def test_unknown_keys_warn(checkpoint):
             {"ignored_layers": [".transformer.layers.31.mlp.fc2"]},
             "layer name '.transformer.layers.31.mlp.fc2' has an empty segment",
         ),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (
+            {"kv_cache_scheme": "int8"},
+            "kv_cache_scheme: 'int8' is not allowed; allowed: FP8, STATIC",
+        ),
+        ({"kv_cache_scheme": 8}, "kv_cache_scheme: expected an object, got 8"),
+        (
+            {"weight_block_size": [128, 128], "activation_scheme": "static"},
+            "activation_scheme: activation_scheme 'static' and weight_block_size [128, 128] contra",
+        ),
         ({"is_checkpoint_fp8_serialized": False}, "holds unquantized weights"),
         ({"dequantize": True}, "load the unquantized checkpoint instead"),
     ],

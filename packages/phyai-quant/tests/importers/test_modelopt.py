@@ -112,6 +112,57 @@ def test_inline_groups_without_an_algorithm(checkpoint):
     assert describe(plan, "lm_head") is None
 
 
+FP8_ARGS = {"num_bits": 8, "type": "float", "dynamic": False}
+FP4_ARGS = {"num_bits": 4, "type": "float", "dynamic": False, "group_size": 16}
+
+
+def groups(args, targets=("Linear",), act=True):
+    group = {"weights": args, "targets": list(targets)}
+    return {"config_groups": {"group_0": {**group, **({"input_activations": args} if act else {})}}}
+
+
+@pytest.mark.parametrize(
+    ("algo", "args", "weight", "act"),
+    [
+        ("FP8", FP8_ARGS, "fp8_e4m3 per_tensor", "fp8_e4m3 per_tensor"),
+        (
+            "NVFP4",
+            FP4_ARGS,
+            "nvfp4 block[1,16] micro-scaled",
+            "nvfp4 block[1,16] dynamic micro-scaled",
+        ),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("both_files", [True, False])
+def test_groups_and_algorithm_say_the_same(checkpoint, algo, args, weight, act, named, both_files):
+    values = {**groups(args), **({"quant_algo": algo} if named else {})}
+    alone = standalone(quant_algo=algo) if both_files else None
+    scheme = load_quant_plan(checkpoint(inline(**values), alone)).resolve("a.b", "Linear")
+    assert (scheme.weight.describe(), scheme.input.describe()) == (weight, act)
+
+
+def test_mixed_precision_may_list_groups(checkpoint):
+    values = {"quant_algo": "MIXED_PRECISION", **groups(FP8_ARGS, ["a.b", "re:.*c$"])}
+    plan = load_quant_plan(checkpoint(inline(**values)))
+    assert describe(plan, "a.b") == describe(plan, "x.c") == "fp8_e4m3 per_tensor"
+    assert describe(plan, "a.d") is None
+
+
+def test_a_quantized_cache_alone_quantizes_no_layer(checkpoint):
+    config = standalone(quant_algo=None, kv_cache_quant_algo="FP8")
+    with pytest.warns(UserWarning, match="quantized KV cache"):
+        plan = load_quant_plan(checkpoint(standalone=config))
+    assert plan.rules == ()
+    assert plan.default is None
+    assert plan.kv_cache.dtype == "fp8_e4m3"
+
+
+def test_the_producer_names_the_method(checkpoint):
+    plan = load_quant_plan(checkpoint({**PRODUCER, "quant_algo": "FP8"}))
+    assert describe(plan, "a.b") == "fp8_e4m3 per_tensor"
+
+
 @pytest.mark.parametrize(
     "method", [{"quant_method": "modelopt_fp8"}, {"quant_library": "modelopt"}, {}]
 )
@@ -128,12 +179,15 @@ def test_standalone_and_inline_agree(checkpoint, method):
     [
         ({"quant_algo": "NVFP4"}, ["contradict each other", "nvfp4", "fp8_e4m3"]),
         ({"quant_algo": "FP8", "ignore": ["b"]}, ["contradict each other about: ", "name b"]),
+        (groups(FP4_ARGS), ["contradict each other; ", "nvfp4", "fp8_e4m3"]),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, ["about the KV cache"]),
         ({"quant_method": "compressed-tensors"}, ["in different formats (compressed-tensors, "]),
         ({"quant_method": "awq"}, ["is 'awq' but"]),
     ],
 )
 def test_standalone_and_inline_contradict(checkpoint, inline_values, texts):
-    directory = checkpoint(inline(**inline_values), standalone(quant_algo="FP8"))
+    alone = standalone(quant_algo="FP8", kv_cache_quant_algo="FP8")
+    directory = checkpoint(inline(**inline_values), alone)
     with pytest.raises(QuantConfigError) as error:
         load_quant_plan(directory)
     for text in [*texts, "config.json", "hf_quant_config.json"]:
@@ -169,6 +223,28 @@ def test_standalone_and_inline_contradict(checkpoint, inline_values, texts):
         ),
         ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP4"}, "kv_cache_quant_algo: 'FP4' is not"),
         ({"quant_algo": "FP8", "exclude_modules": ["a..b"]}, "exclude_modules: layer name 'a..b'"),
+        (
+            {"quant_algo": "FP8", **groups(FP4_ARGS)},
+            "quantization.quant_algo: 'FP8' and ",
+        ),
+        (
+            {"quant_algo": "NVFP4", **groups(FP4_ARGS, act=False)},
+            "config_groups.group_0.targets: Linear contradict each other",
+        ),
+        (
+            {
+                "quant_algo": "FP8",
+                "exclude_modules": ["a.b"],
+                "quantized_layers": {"a.b": {"quant_algo": "FP8"}},
+            },
+            "quantization.exclude_modules: a.b contradict each other",
+        ),
+        ({"quant_algo": "FP8", "quantized_layers": {"a": None}}, "quantized_layers.a: is null"),
+        (
+            {"quant_algo": "FP8", "kv_cache_quant_algo": "INT8", "kv_cache_scheme": "FP8"},
+            "kv_cache_quant_algo: 'INT8' and kv_cache_scheme contradict each other",
+        ),
+        ({"quant_algo": None}, "quant_algo: names no algorithm"),
     ],
 )
 def test_bad_values_name_file_and_key(checkpoint, values, text):
@@ -177,6 +253,12 @@ def test_bad_values_name_file_and_key(checkpoint, values, text):
         load_quant_plan(directory)
     assert text in str(error.value)
     assert str(directory / "hf_quant_config.json") in str(error.value)
+
+
+def test_one_config_in_two_places_is_refused(checkpoint):
+    nested = inline(quant_algo="FP8", quantization={"quant_algo": "FP8"})
+    with pytest.raises(QuantConfigError, match=r"quant_algo: stands beside .*\.quantization; keep"):
+        load_quant_plan(checkpoint(nested))
 
 
 def test_unknown_keys_warn(checkpoint):

@@ -118,7 +118,15 @@ def test_inputs(args, expected):
         ({"num_bits": 3}, "type 'int' with num_bits 3 is not supported; supported: float 8"),
         ({**FP4, "group_size": 64}, "type 'float' with num_bits 4 with group_size 64"),
         ({"type": "fp"}, "type: 'fp' is not allowed; allowed: int, float"),
-        ({"symmetric": False}, "symmetric: asymmetric quantization (zero points)"),
+        ({**FP8, "symmetric": False}, "symmetric: false is not allowed for fp8_e4m3; it has no"),
+        ({"symmetric": "no"}, "symmetric: 'no' is not allowed; allowed: true, false"),
+        ({"num_bits": 0}, "type 'int' with num_bits 0 is not supported"),
+        ({"num_bits": 8.0}, "num_bits: 8.0 is not an integer"),
+        ({**FP8, "group_size": 32, "scale_dtype": 3}, "scale_dtype: 3 is not allowed"),
+        ({**FP8, "scale_dtype": "torch.int4"}, "scale_dtype: 'torch.int4' is not allowed; allowed"),
+        ({"zp_dtype": []}, "zp_dtype: [] is not allowed"),
+        ({**FP8, "block_structure": ["128", "128"]}, "['128', '128'] is not two positive sizes"),
+        ({**FP8, "block_structure": "128x-1"}, "'128x-1' is not two positive sizes"),
         ({"dynamic": True}, "dynamic: true is not allowed for a weight"),
         ({"dynamic": "local"}, "dynamic: 'local' is allowed for nvfp4 activations only"),
         ({"dynamic": 1}, "dynamic: 1 is not allowed; allowed: true, false"),
@@ -139,9 +147,37 @@ def test_bad_arguments_name_their_key(args, text):
     assert str(error.value).startswith("config.json: weights")
 
 
-def test_inputs_have_no_blocks():
-    with pytest.raises(QuantConfigError, match="'block' is not allowed for an activation"):
-        read({**FP8, "block_structure": [128, 128]}, is_input=True)
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({**FP8, "block_structure": [128, 128]}, "'block' is not allowed for an activation"),
+        ({**INT4, "strategy": "token"}, "num_bits: 4-bit integer activations are not supported"),
+        (
+            {**INT4, "num_bits": 8, "group_size": 64, "actorder": "group"},
+            "actorder: is not allowed",
+        ),
+    ],
+)
+def test_bad_inputs_name_their_key(args, text):
+    with pytest.raises(QuantConfigError) as error:
+        read(args, is_input=True)
+    assert text in str(error.value)
+
+
+def test_integers_may_have_zero_points():
+    args = {**INT4, "group_size": 128, "symmetric": False}
+    assert read(args) == TensorQuant("int4", "block", symmetric=False, block_shape=(1, 128))
+    token = read({"strategy": "token", "symmetric": False, "dynamic": True}, is_input=True)
+    assert token == TensorQuant("int8", "per_channel", symmetric=False, dynamic=True)
+
+
+def test_long_and_deep_values_are_cut_in_messages():
+    deep = [[[[[[[[["deepest"]]]]]]]]]
+    for value in (["x" * 50] * 10_000, deep):
+        with pytest.raises(QuantConfigError) as error:
+            read({"strategy": value})
+        assert len(str(error.value)) < 1000
+        assert "deepest" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +190,14 @@ def test_inputs_have_no_blocks():
 )
 def test_kv_cache(value, expected):
     assert read_kv_cache(Section({"kv_cache_scheme": value}, "config.json")) == expected
+
+
+def test_kv_cache_names_of_other_writers():
+    config = Section({"kv_cache_scheme": "static"}, "config.json")
+    expected = TensorQuant("fp8_e4m3", "per_tensor")
+    assert read_kv_cache(config, ("fp8", "static")) == expected
+    with pytest.raises(QuantConfigError, match="'static' is not allowed; allowed: FP8 or an obj"):
+        read_kv_cache(config)
 
 
 def test_kv_cache_names_are_closed():

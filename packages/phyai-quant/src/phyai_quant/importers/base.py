@@ -1,12 +1,20 @@
 """What importers share: the config files of a checkpoint and typed access to them."""
 
+import reprlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from phyai_quant.plan import Matcher, MatcherKind, Rule
 from phyai_quant.scheme import QuantConfigError
+
+_REPR = reprlib.Repr(maxlevel=4, maxlist=8, maxdict=8, maxstring=200, maxother=200)
+
+
+def shown(value: object) -> str:
+    """Returns the value as text, cut where it is long or deep."""
+    return _REPR.repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Section:
         choices = None if allowed is None else tuple(allowed)
         if not isinstance(value, str) or (choices is not None and value not in choices):
             expected = "a string" if choices is None else ", ".join(choices)
-            self.fail(f"{value!r} is not allowed; allowed: {expected}", key)
+            self.fail(f"{shown(value)} is not allowed; allowed: {expected}", key)
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -50,7 +58,7 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.fail(f"{value!r} is not allowed; allowed: true, false", key)
+            self.fail(f"{shown(value)} is not allowed; allowed: true, false", key)
         return value
 
     def integer(self, key: str) -> int | None:
@@ -59,7 +67,7 @@ class Section:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(f"{value!r} is not an integer", key)
+            self.fail(f"{shown(value)} is not an integer", key)
         return value
 
     def strings(self, key: str) -> tuple[str, ...]:
@@ -68,7 +76,7 @@ class Section:
         if value is None:
             return ()
         if not isinstance(value, list) or any(not isinstance(v, str) or not v for v in value):
-            self.fail(f"{value!r} is not a list of non-empty strings", key)
+            self.fail(f"{shown(value)} is not a list of non-empty strings", key)
         return tuple(value)
 
     def block_shape(self, key: str) -> tuple[int, int] | None:
@@ -76,14 +84,14 @@ class Section:
         value = self.data.get(key)
         if value is None:
             return None
-        parts = value.lower().split("x") if isinstance(value, str) else value
-        try:
-            sizes = tuple(int(part) for part in parts if not isinstance(part, bool | float))
-        except (TypeError, ValueError):
-            sizes = ()
-        if len(sizes) != 2 or len(parts) != 2 or min(sizes) < 1:
-            self.fail(f"{value!r} is not two positive sizes [N block, K block]", key)
-        return sizes
+        parts = value
+        if isinstance(value, str):
+            texts = value.lower().split("x")
+            parts = [int(text) if text.isdecimal() else 0 for text in texts]
+        pair = isinstance(parts, list | tuple) and len(parts) == 2
+        if not pair or any(type(part) is not int or part < 1 for part in parts):
+            self.fail(f"{shown(value)} is not two positive sizes [N block, K block]", key)
+        return (parts[0], parts[1])
 
     def section(self, key: str) -> "Section":
         """Returns a nested object; an absent or null one is empty."""
@@ -91,7 +99,7 @@ class Section:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            self.fail(f"expected an object, got {value!r}", key)
+            self.fail(f"expected an object, got {shown(value)}", key)
         return Section(value, self.file, ".".join(part for part in (self.path, key) if part))
 
     def sections(self) -> list[tuple[str, "Section"]]:
@@ -101,7 +109,7 @@ class Section:
     def reject(self, key: str, reason: str) -> None:
         """Fails when a key that would change the numbers holds anything."""
         if self.data.get(key):
-            self.fail(f"{self.data[key]!r} is not supported: {reason}", key)
+            self.fail(f"{shown(self.data[key])} is not supported: {reason}", key)
 
     def require_known(self, known: Sequence[str]) -> None:
         """Fails on a key outside ``known``."""
@@ -119,23 +127,42 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerMarker:
+    """The description that a weight file carries for one layer.
+
+    Attributes:
+        module: Name of the layer.
+        section: The description and where it stands.
+        shapes: Stored shape of each tensor of the layer, by its last name component.
+    """
+
+    module: str
+    section: Section
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSources:
     """The quantization configs of one checkpoint directory.
 
     Attributes:
         inline: ``quantization_config`` (or its older name) of ``config.json``.
         standalone: The whole of ``hf_quant_config.json``.
+        markers: Descriptions of single layers inside the weight files.
     """
 
     inline: Section | None = None
     standalone: Section | None = None
+    markers: tuple[LayerMarker, ...] = ()
 
     @property
     def method(self) -> str | None:
-        """The lower-cased method that the inline config names."""
+        """The lower-cased method that the inline config names, or else its producer."""
         if self.inline is None:
             return None
         method = self.inline.string("quant_method") or self.inline.string("quant_library")
+        if method is None and isinstance(self.inline.data.get("producer"), Mapping):
+            method = self.inline.section("producer").string("name")
         return None if method is None else method.lower()
 
 
@@ -165,8 +192,38 @@ def make_rule(section: Section, key: str, kind: MatcherKind, pattern: str, schem
     return Rule(matcher, scheme, source=f"{section.where(key)}: {pattern}")
 
 
-def subtree_rules(section: Section, key: str, name: str) -> list[Rule]:
-    """Returns rules that leave the named module and everything below it unquantized."""
+WILDCARDS = frozenset("*?[")
+"""Characters that make an entry a shell pattern."""
+
+
+def entry_rule(section: Section, key: str, entry: str, scheme: Any) -> Rule:
+    """Returns the rule of an entry: ``re:`` expression, shell pattern or name."""
+    if entry.startswith("re:"):
+        return make_rule(section, key, MatcherKind.REGEX, entry.removeprefix("re:"), scheme)
+    kind = MatcherKind.GLOB if WILDCARDS & set(entry) else MatcherKind.NAME
+    return make_rule(section, key, kind, entry, scheme)
+
+
+def excluded_rules(section: Section, keys: Iterable[str]) -> list[Rule]:
+    """Returns rules that keep listed modules unquantized, each name with everything below it.
+
+    Args:
+        section: The config.
+        keys: Spellings of the list's key; the lists are joined.
+    """
+    rules: list[Rule] = []
+    entries: set[str] = set()
+    for key in keys:
+        for entry in section.strings(key):
+            if entry not in entries:
+                entries.add(entry)
+                rules += _excluded(section, key, entry)
+    return rules
+
+
+def _excluded(section: Section, key: str, name: str) -> list[Rule]:
+    if name.startswith("re:") or WILDCARDS & set(name):
+        return [entry_rule(section, key, name, None)]
     exact = make_rule(section, key, MatcherKind.NAME, name, None)
     below = Rule(Matcher(MatcherKind.GLOB, f"{name}.*"), None, source=exact.source)
     return [exact, below]

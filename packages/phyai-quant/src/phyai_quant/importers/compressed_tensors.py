@@ -1,10 +1,12 @@
 """Configs of compressed-tensors and llm-compressor: ``quant_method: compressed-tensors``."""
 
+from dataclasses import replace
+
 from phyai_quant.importers.base import ConfigSources, Section, make_rule
 from phyai_quant.importers.presets import preset_args, preset_names
 from phyai_quant.importers.tensor_args import read_kv_cache, read_tensor_args
 from phyai_quant.plan import MatcherKind, QuantPlan, Rule
-from phyai_quant.scheme import QuantConfigError, QuantScheme
+from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
 
 _KNOWN_KEYS = (
     "quant_method",
@@ -19,18 +21,20 @@ _KNOWN_KEYS = (
     "version",
 )
 _GROUP_KEYS = ("targets", "weights", "input_activations", "output_activations", "format")
-_FORMATS = (
-    "dense",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "pack-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp6-pack-quantized",
-    "mxfp8-quantized",
-    "mixed-precision",
-)
+_FORMATS: dict[str, tuple[QDType, ...]] = {
+    "dense": (),
+    "int-quantized": (QDType.INT8, QDType.INT4),
+    "float-quantized": (QDType.FP8_E4M3,),
+    "naive-quantized": (QDType.INT8, QDType.INT4, QDType.FP8_E4M3),
+    "pack-quantized": (QDType.INT8, QDType.INT4),
+    "nvfp4-pack-quantized": (QDType.NVFP4,),
+    "mxfp4-pack-quantized": (QDType.MXFP4,),
+    "mxfp8-quantized": (QDType.FP8_E4M3,),
+    "mixed-precision": tuple(QDType),
+}
+"""Each format and the weights it stores."""
+
+_MX8 = "mxfp8-quantized"
 _PRECEDENCE = (MatcherKind.NAME, MatcherKind.REGEX, MatcherKind.MODULE_CLS)
 
 
@@ -54,25 +58,22 @@ class CompressedTensorsImporter:
         if config is None:
             raise QuantConfigError("compressed-tensors needs an inline quantization_config")
         config.warn_unknown(_KNOWN_KEYS)
-        _check_format(config)
+        _format(config)
         for key in ("sparsity_config", "transform_config"):
             _check_extra(config, key)
-        return QuantPlan(
-            rules=(*ignore_rules(config), *read_groups(config)),
+        plan = QuantPlan(
+            rules=(*_ignore_rules(config), *read_groups(config)),
             kv_cache=read_kv_cache(config),
             source=config.where(),
         )
-
-
-def ignore_rules(config: Section, key: str = "ignore") -> list[Rule]:
-    """Returns a rule that leaves the layer unquantized for each entry of an ignore list."""
-    return [_entry_rule(config, key, entry, None) for entry in config.strings(key)]
+        _check_purpose(config, plan)
+        _check_duplicates(plan)
+        return plan
 
 
 def read_groups(config: Section) -> list[Rule]:
     """Returns the rules of ``config_groups``, ordered by how exact their targets are."""
     groups = config.section("config_groups")
-    dense = config.string("format") == "dense"
     rules: list[Rule] = []
     for name, value in groups.data.items():
         if isinstance(value, list):
@@ -80,30 +81,48 @@ def read_groups(config: Section) -> list[Rule]:
             if args is None:
                 groups.fail(f"unknown preset; known: {', '.join(preset_names())}", name)
             group = Section({**args, "targets": value}, groups.file, f"{groups.path}.{name}")
+        elif value is None:
+            groups.fail("is null; give the group or remove it", name)
         else:
             group = groups.section(name)
-        rules += _group_rules(group, dense=dense)
+        rules += _group_rules(group, _format(group) or _format(config))
     return sorted(rules, key=lambda rule: _PRECEDENCE.index(rule.matcher.kind))
 
 
-def _group_rules(group: Section, *, dense: bool) -> list[Rule]:
+def _ignore_rules(config: Section) -> list[Rule]:
+    return [_entry_rule(config, "ignore", entry, None) for entry in config.strings("ignore")]
+
+
+def _group_rules(group: Section, storage: str | None) -> list[Rule]:
     group.require_known(_GROUP_KEYS)
-    _check_format(group)
-    targets = group.strings("targets") if "targets" in group.data else ("Linear",)
-    if not targets:
-        return []
+    targets = group.strings("targets") if group.has("targets") else ("Linear",)
     group.reject("output_activations", "outputs of linear layers are not quantized")
     scheme = None
     if group.has("weights"):
-        if group.string("format") == "dense" or (dense and not group.has("format")):
-            group.fail("format 'dense' and quantized weights contradict", "weights")
+        weight = _stored_weight(group, storage)
         activation = None
         if group.has("input_activations"):
             activation = read_tensor_args(group.section("input_activations"), is_input=True)
-        scheme = QuantScheme(read_tensor_args(group.section("weights")), activation)
-    else:
+        scheme = QuantScheme(weight, activation)
+    elif targets:
         group.reject("input_activations", "activations without a quantized weight")
     return [_entry_rule(group, "targets", target, scheme) for target in targets]
+
+
+def _stored_weight(group: Section, storage: str | None) -> TensorQuant:
+    weight = read_tensor_args(group.section("weights"))
+    if storage is None:
+        return weight
+    if storage == _MX8 and weight.block_shape == (1, 32):
+        weight = replace(weight, micro_scaled=True)
+    if weight.dtype not in _FORMATS[storage] or (storage == _MX8) > weight.micro_scaled:
+        fitting = [name for name, dtypes in _FORMATS.items() if weight.dtype in dtypes]
+        group.fail(
+            f"format {storage!r} and quantized weights {weight.describe()} contradict; formats "
+            f"of {weight.dtype.value}: {', '.join(fitting)}",
+            "weights",
+        )
+    return weight
 
 
 def _entry_rule(section: Section, key: str, entry: str, scheme: QuantScheme | None) -> Rule:
@@ -114,13 +133,37 @@ def _entry_rule(section: Section, key: str, entry: str, scheme: QuantScheme | No
     return make_rule(section, key, kind, entry, scheme)
 
 
-def _check_format(section: Section) -> None:
+def _format(section: Section) -> str | None:
     name = section.string("format")
     if name is not None and name not in _FORMATS:
         section.fail(f"{name!r} is not supported; supported: {', '.join(_FORMATS)}", "format")
+    return name
 
 
 def _check_extra(config: Section, key: str) -> None:
     extra = config.section(key)
     if extra.data and extra.data.get("format") != "dense" and any(extra.data.values()):
         config.fail("is not supported: it changes how the weights are stored or computed", key)
+
+
+def _check_purpose(config: Section, plan: QuantPlan) -> None:
+    """Refuses a config that quantizes nothing although its format says so."""
+    quantizes = plan.kv_cache is not None or any(rule.scheme for rule in plan.rules)
+    if not quantizes and _format(config) != "dense":
+        config.fail(
+            "quantizes no weights and no cache; give a group with targets and weights, or "
+            "format 'dense'",
+            "config_groups",
+        )
+
+
+def _check_duplicates(plan: QuantPlan) -> None:
+    """Refuses one entry that stands for two schemes; broader entries may overlap by precedence."""
+    seen: dict[object, Rule] = {}
+    for rule in plan.rules:
+        first = seen.setdefault(rule.matcher, rule)
+        if first.scheme != rule.scheme:
+            raise QuantConfigError(
+                f"{rule.source} and {first.source} contradict each other: "
+                f"{rule.describe()}; {first.describe()}"
+            )

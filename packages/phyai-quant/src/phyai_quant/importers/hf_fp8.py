@@ -1,6 +1,7 @@
 """The flat FP8 config of Hugging Face checkpoints: ``quant_method: fp8``."""
 
-from phyai_quant.importers.base import ConfigSources, Section, subtree_rules
+from phyai_quant.importers.base import ConfigSources, Section, excluded_rules
+from phyai_quant.importers.tensor_args import read_kv_cache
 from phyai_quant.plan import QuantPlan
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 
@@ -44,7 +45,6 @@ class HfFp8Importer:
         config.warn_unknown(_KNOWN_KEYS)
         config.string("fmt", ("e4m3",))
         config.string("scale_fmt", ("float", "ue8m0"))
-        config.reject("kv_cache_scheme", "this format declares no cache quantization")
         config.reject("dequantize", "load the unquantized checkpoint instead")
         if not config.boolean("is_checkpoint_fp8_serialized", default=True):
             config.fail(
@@ -52,19 +52,23 @@ class HfFp8Importer:
                 "with a policy",
                 "is_checkpoint_fp8_serialized",
             )
-        rules = []
-        seen: set[str] = set()
-        for key in _IGNORE_KEYS:
-            for name in config.strings(key):
-                if name not in seen:
-                    seen.add(name)
-                    rules += subtree_rules(config, key, name)
-        return QuantPlan(tuple(rules), _default_scheme(config), source=config.where())
+        return QuantPlan(
+            tuple(excluded_rules(config, _IGNORE_KEYS)),
+            _default_scheme(config),
+            kv_cache=read_kv_cache(config, ("fp8", "static")),
+            source=config.where(),
+        )
 
 
 def _default_scheme(config: Section) -> QuantScheme:
     block_shape = config.block_shape("weight_block_size")
     dynamic = config.string("activation_scheme", ("dynamic", "static")) != "static"
+    if block_shape is not None and not dynamic:
+        config.fail(
+            f"activation_scheme 'static' and weight_block_size {list(block_shape)} contradict: "
+            "block checkpoints hold no input scales; allowed: dynamic",
+            "activation_scheme",
+        )
     weight = TensorQuant(
         QDType.FP8_E4M3,
         Granularity.PER_CHANNEL if block_shape is None else Granularity.BLOCK,

@@ -1,6 +1,6 @@
 """Per-tensor quantization arguments of compressed-tensors configs."""
 
-from phyai_quant.importers.base import Section
+from phyai_quant.importers.base import Section, shown
 from phyai_quant.scheme import Granularity, QDType, TensorQuant
 
 _KNOWN_KEYS = (
@@ -27,6 +27,9 @@ _DTYPES = {
 }
 _FLOAT4_GROUPS = {16: QDType.NVFP4, 32: QDType.MXFP4}
 _MX_GROUP = 32
+_SCALE_DTYPES = ("uint8", "float8_e8m0fnu", "float8_e4m3fn", "float16", "bfloat16", "float32")
+_MX_SCALE_DTYPES = ("uint8", "float8_e8m0fnu")
+_INT_DTYPES = (QDType.INT8, QDType.INT4)
 
 
 def read_tensor_args(args: Section, *, is_input: bool = False) -> TensorQuant:
@@ -42,30 +45,37 @@ def read_tensor_args(args: Section, *, is_input: bool = False) -> TensorQuant:
     strategy, group_size = _strategy(args)
     _check_side(args, strategy, is_input=is_input)
     dtype, micro_scaled = _dtype(args, group_size)
-    if not args.boolean("symmetric", default=True):
-        args.fail("asymmetric quantization (zero points) is not supported", "symmetric")
+    if is_input and dtype is QDType.INT4:
+        args.fail("4-bit integer activations are not supported; supported: int 8", "num_bits")
+    args.string("zp_dtype")
     granularity, block_shape = _granularity(args, strategy, group_size)
     return TensorQuant(
         dtype,
         granularity,
+        symmetric=_symmetric(args, dtype),
         dynamic=_dynamic(args, dtype, is_input=is_input),
         micro_scaled=micro_scaled,
         block_shape=block_shape,
-        act_order=_act_order(args, strategy),
+        act_order=_act_order(args, strategy, is_input=is_input),
     )
 
 
-def read_kv_cache(config: Section) -> TensorQuant | None:
+def read_kv_cache(config: Section, names: tuple[str, ...] = ("fp8",)) -> TensorQuant | None:
     """Returns the quantization of cached keys and values, or None.
 
-    The entry is an object of tensor arguments or the name ``"FP8"``.
+    Args:
+        config: The config; its ``kv_cache_scheme`` is an object of tensor arguments or a name.
+        names: Lower-case names that mean fp8 with one scale per tensor.
     """
     value = config.data.get("kv_cache_scheme")
     if value is None:
         return None
     if isinstance(value, str):
-        if value.lower() != "fp8":
-            config.fail(f"{value!r} is not allowed; allowed: FP8 or an object", "kv_cache_scheme")
+        if value.lower() not in names:
+            allowed = ", ".join(name.upper() for name in names)
+            config.fail(
+                f"{value!r} is not allowed; allowed: {allowed} or an object", "kv_cache_scheme"
+            )
         return TensorQuant(QDType.FP8_E4M3, Granularity.PER_TENSOR)
     return read_tensor_args(config.section("kv_cache_scheme"), is_input=True)
 
@@ -106,7 +116,8 @@ def _check_side(args: Section, strategy: str, *, is_input: bool) -> None:
 
 def _dtype(args: Section, group_size: int | None) -> tuple[QDType, bool]:
     kind = args.string("type", ("int", "float")) or "int"
-    bits = args.integer("num_bits") or 8
+    bits = args.integer("num_bits") if args.has("num_bits") else 8
+    scale_dtype = _scale_dtype(args)
     if (kind, bits) == ("float", 4) and group_size in _FLOAT4_GROUPS:
         return _FLOAT4_GROUPS[group_size], True
     if (kind, bits) not in _DTYPES:
@@ -115,9 +126,25 @@ def _dtype(args: Section, group_size: int | None) -> tuple[QDType, bool]:
             f"type {kind!r} with num_bits {bits}{groups} is not supported; supported: float 8, "
             "int 8, int 4, float 4 with group_size 16 or 32"
         )
-    mx_scale = args.data.get("scale_dtype") in ("torch.uint8", "uint8", "torch.float8_e8m0fnu")
-    micro_scaled = (kind, bits) == ("float", 8) and group_size == _MX_GROUP and mx_scale
-    return _DTYPES[kind, bits], micro_scaled
+    is_mx = (kind, bits) == ("float", 8) and group_size == _MX_GROUP
+    return _DTYPES[kind, bits], is_mx and scale_dtype in _MX_SCALE_DTYPES
+
+
+def _scale_dtype(args: Section) -> str | None:
+    value = args.string("scale_dtype")
+    if value is None:
+        return None
+    name = value.removeprefix("torch.")
+    if name not in _SCALE_DTYPES:
+        args.fail(f"{value!r} is not allowed; allowed: {', '.join(_SCALE_DTYPES)}", "scale_dtype")
+    return name
+
+
+def _symmetric(args: Section, dtype: QDType) -> bool:
+    symmetric = args.boolean("symmetric", default=True)
+    if not symmetric and dtype not in _INT_DTYPES:
+        args.fail(f"false is not allowed for {dtype.value}; it has no zero points", "symmetric")
+    return symmetric
 
 
 def _granularity(
@@ -144,15 +171,18 @@ def _dynamic(args: Section, dtype: QDType, *, is_input: bool) -> bool:
     return dynamic
 
 
-def _act_order(args: Section, strategy: str) -> bool:
+def _act_order(args: Section, strategy: str, *, is_input: bool) -> bool:
     value = args.data.get("actorder")
     if value is None or value is False:
         return False
     value = "group" if value is True else value
     if not isinstance(value, str) or value.lower() not in _ACT_ORDERS:
         args.fail(
-            f"{value!r} is not allowed; allowed: null, true, {', '.join(_ACT_ORDERS)}", "actorder"
+            f"{shown(value)} is not allowed; allowed: null, true, {', '.join(_ACT_ORDERS)}",
+            "actorder",
         )
+    if is_input:
+        args.fail("is not allowed for an activation; the order belongs to the weight", "actorder")
     if strategy != "group":
         args.fail(f"actorder {value!r} and strategy {strategy!r} contradict; it needs groups")
     return value.lower() in ("group", "dynamic")
