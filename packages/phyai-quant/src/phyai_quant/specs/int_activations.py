@@ -8,7 +8,6 @@ from torch import nn
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, TensorQuant
 from phyai_quant.specs import base, int_codes
 from phyai_quant.specs.fp8 import Fp8Spec
-from phyai_quant.specs.fp8_scales import expand_activation_scale, group_maxima
 
 SCALE_FLOOR = 1e-30
 """Smallest dynamic scale, so that zeros stay zeros."""
@@ -109,26 +108,40 @@ def quantize(x: torch.Tensor, layer: nn.Module, act: TensorQuant) -> base.Activa
         scale = cast("nn.Parameter", layer.input_scale).detach()
         if not act.symmetric:
             zero = cast("nn.Parameter", layer.input_zero_point).detach()
-    elif act.symmetric:
-        scale = (group_maxima(rows, act) / high).clamp_min(SCALE_FLOOR)
     else:
-        top, bottom = group_maxima(rows.clamp_min(0), act), group_maxima(rows.clamp_max(0), act)
-        # divided first: the sum of two huge magnitudes may overflow
-        scale = (top / (high - low) + bottom / (high - low)).clamp_min(SCALE_FLOOR)
-        zero = torch.round(low + bottom / scale).clamp(low, high).to(torch.int32)
-    quotients = rows / expand_activation_scale(scale, rows, act)
+        scale, zero = _range_of(rows, act)
+    quotients = rows / _per_element(scale, rows, act)
     if zero is not None:
-        quotients += expand_activation_scale(zero, rows, act)
+        quotients += _per_element(zero, rows, act)
     codes = torch.round(quotients).clamp(low, high).to(torch.int8)
     return base.ActivationView(codes, scale, act.granularity, zero)
 
 
-def dequantize(view: base.ActivationView, act: TensorQuant) -> torch.Tensor:
-    """Returns the activation ``[M, K]`` in fp32 that the codes of a view stand for."""
-    values = view.x.float()
-    if view.x_zero_point is not None:
-        values -= expand_activation_scale(view.x_zero_point, values, act)
-    return values * expand_activation_scale(view.x_scale, values, act)
+def _range_of(rows: torch.Tensor, act: TensorQuant) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the scale of a dynamic input and, when asymmetric, the code of 0.
+
+    Both are ``[1]`` per tensor, ``[M]`` per token, ``[M, ceil(K/g)]`` for groups of g along K.
+    """
+    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
+    if act.block_shape is not None:
+        group = act.block_shape[1]
+        sharing = nn.functional.pad(rows, (0, -rows.shape[1] % group)).unflatten(1, (-1, group))
+    else:
+        sharing = rows if act.granularity is Granularity.PER_CHANNEL else rows.reshape(1, -1)
+        # 0 is in every range, also in that of an empty tensor
+        sharing = nn.functional.pad(sharing, (0, 1))
+    if act.symmetric:
+        return (sharing.abs().amax(-1) / high).clamp_min(SCALE_FLOOR), None
+    top, bottom = sharing.amax(-1).clamp_min(0), sharing.amin(-1).clamp_max(0)
+    # divided first: the difference of two huge magnitudes may overflow
+    scale = (top / (high - low) - bottom / (high - low)).clamp_min(SCALE_FLOOR)
+    return scale, torch.round(low - bottom / scale).clamp(low, high).to(torch.int32)
+
+
+def _per_element(entries: torch.Tensor, rows: torch.Tensor, act: TensorQuant) -> torch.Tensor:
+    if act.block_shape is None:
+        return entries[:, None]
+    return entries.repeat_interleave(act.block_shape[1], 1)[:, : rows.shape[1]]
 
 
 def _replace(layer: nn.Module, name: str, values: torch.Tensor) -> None:

@@ -171,25 +171,16 @@ class IntegerSpec(ABC):
         Raises:
             QuantConfigError: The format keeps the activation unquantized.
         """
-        return int_activations.quantize(x, layer, self._quantized_input(layer))
-
-    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-        """Returns ``x`` in fp32 after quantizing and dequantizing it, in its shape.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        activation = self._quantized_input(layer)
-        view = int_activations.quantize(x, layer, activation)
-        return int_activations.dequantize(view, activation).reshape(x.shape)
-
-    def _quantized_input(self, layer: nn.Module) -> TensorQuant:
         if self.activation is None:
             raise QuantConfigError(
                 f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
                 "its input"
             )
-        return self.activation
+        return int_activations.quantize(x, layer, self.activation)
+
+    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
+        return base.fake_quantize_activation(self, x, layer)
 
     def _parts(self) -> tuple[str, ...]:
         required = {
