@@ -1,10 +1,9 @@
 """From a scheme to a physical weight format: the only step that reads the hardware."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from phyai_quant.online_rules import check_online_scheme, minimum_sm
+from phyai_quant.online_rules import check_online_scheme
 from phyai_quant.scheme import QuantConfigError, QuantScheme
 
 if TYPE_CHECKING:
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
 _SPEC_MODULES = (
     "phyai_quant.specs.bf16",
     "phyai_quant.specs.convrot_int8",
+    "phyai_quant.specs.humming",
     "phyai_quant.specs.fp8",
     "phyai_quant.specs.int8",
     "phyai_quant.specs.int_packed",
@@ -43,24 +43,8 @@ def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpe
         if spec is not None:
             return spec
     name = "an unquantized weight" if scheme is None else scheme.describe()
-    if scheme is not None and scheme.online:
-        raise QuantConfigError(f"cannot quantize at load ({name}): {_refusal(scheme, sm)}")
     raise QuantConfigError(
         f"no weight format stores {name}; stored "
         "formats: fp8_e4m3 weights (per_tensor, per_channel or block) with an unquantized or "
         "fp8_e4m3 input"
-    )
-
-
-def _refusal(scheme: QuantScheme, sm: int | None) -> str:
-    if sm is None:
-        return "it needs an NVIDIA GPU and there is none; use a CUDA device or another scheme"
-    floor = minimum_sm(scheme)
-    if sm < floor:
-        return f"it needs SM{floor} or newer and this GPU is SM{sm}; use another scheme"
-    if find_spec("humming") is None:
-        return "humming-kernels is not installed; install it or use another scheme"
-    return (
-        "this version does not execute Humming weights yet; use int8 per_channel with "
-        "rotation_group"
     )

@@ -18,7 +18,7 @@ FLOAT_MAX = {QDType.FP8_E4M3: 448.0, QDType.FP8_E5M2: 57344.0, QDType.NVFP4: 6.0
 INT_BITS = {QDType.INT4: 4, QDType.INT8: 8}
 """Width of each integer format."""
 
-_FP8_DTYPES = {QDType.FP8_E4M3: torch.float8_e4m3fn, QDType.FP8_E5M2: torch.float8_e5m2}
+FP8_DTYPES = {QDType.FP8_E4M3: torch.float8_e4m3fn, QDType.FP8_E5M2: torch.float8_e5m2}
 # (mantissa bits, exponent of the smallest normal number)
 _FP8_FIELDS = {QDType.FP8_E4M3: (3, -6), QDType.FP8_E5M2: (2, -14)}
 _SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -129,7 +129,7 @@ def encode_fp8(values: Tensor, dtype: QDType) -> Tensor:
     exponent = (torch.frexp(magnitude).exponent - 1).clamp_min(exponent_min)
     steps = torch.ceil(torch.ldexp(magnitude, mantissa - exponent) - 0.5)
     rounded = torch.ldexp(steps, exponent - mantissa).clamp_max(FLOAT_MAX[dtype])
-    return torch.copysign(rounded, values).to(_FP8_DTYPES[dtype])
+    return torch.copysign(rounded, values).to(FP8_DTYPES[dtype])
 
 
 def encode_e2m1(values: Tensor) -> Tensor:
