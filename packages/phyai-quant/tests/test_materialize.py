@@ -34,6 +34,11 @@ ONLINE = {
             QuantScheme(TensorQuant("fp8_e4m3", "block", block_shape=(128, 64)), TOKEN_FP8),
             "fp8_block_128_64",
         ),
+        (QuantScheme(TensorQuant("fp8_e5m2", "per_channel")), "fp8_e5m2_per_channel"),
+        (
+            QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32))),
+            "mxfp8_block_1_32",
+        ),
         (
             QuantScheme(
                 TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8, online=True
@@ -86,9 +91,8 @@ def test_impossible_online_schemes_name_the_field():
     [
         QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8),
         QuantScheme(INT4, TensorQuant("int8", "per_channel")),
-        QuantScheme(TensorQuant("fp8_e5m2", "per_channel")),
         QuantScheme(TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16))),
-        QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32))),
+        QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 16))),
         QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TOKEN_INT8),
         QuantScheme(TensorQuant("fp8_e4m3", "per_channel", symmetric=False)),
         QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TensorQuant("fp8_e4m3", "per_channel")),

@@ -141,7 +141,7 @@ def test_a_natively_fused_checkpoint_fills_all_legs(make_layer):
 
 
 def test_legs_must_end_on_blocks(make_layer):
-    with pytest.raises(QuantConfigError, match=r"a\.qkv: leg 'k' has 6 rows, .* the 4 rows"):
+    with pytest.raises(QuantConfigError, match=r"a\.qkv: leg 'k', elements 4 to 10 of 15 .* for 4"):
         allocated(make_layer, Fp8Spec(block(4, 8)), (15, 9), (4, 6, 5), ("q", "k", "v"), "a.qkv")
 
 
@@ -258,6 +258,17 @@ def test_signature():
     ("weight", "act", "text"),
     [
         (TensorQuant("int8", "per_channel"), None, "weight is int8 per_channel; allowed: sym"),
+        (
+            TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 16)),
+            None,
+            r"allowed: micro-scaled blocks of \(1, 32\)",
+        ),
+        (TensorQuant("fp8_e4m3", "block", block_shape=(1, 2), act_order=True), None, "order of K"),
+        (
+            CHANNEL,
+            TensorQuant("nvfp4", "block", dynamic=True, micro_scaled=True, block_shape=(1, 16)),
+            "input is nvfp4 .*allowed: none, fp8_e4m3 or fp8_e5m2",
+        ),
         (TensorQuant("fp8_e4m3", "per_channel", symmetric=False), None, "weight is .*asymmetric"),
         (TOKEN, None, "weight is fp8_e4m3 per_channel dynamic"),
         (CHANNEL, TensorQuant("int8", "per_channel", dynamic=True), "input is int8"),
@@ -272,3 +283,41 @@ def test_signature():
 def test_other_schemes_are_refused(weight, act, text):
     with pytest.raises(QuantConfigError, match=text):
         Fp8Spec(weight, act)
+
+
+@pytest.mark.parametrize("quant", ["per_tensor", "per_channel"])
+@pytest.mark.parametrize("act", [None, TensorQuant("fp8_e5m2", "per_channel", dynamic=True)])
+def test_e5m2(make_layer, quant, act):
+    spec = Fp8Spec(TensorQuant("fp8_e5m2", quant), act)
+    assert spec.spec_id == f"fp8_e5m2_{quant}"
+    assert spec.physical_signature.format == "fp8_e5m2"
+    assert spec.physical_signature.storage_dtype == "fp8_e5m2"
+    layer = allocated(make_layer, spec, (3, 5))
+    weight = torch.randn(3, 5).mul(1e4).to(torch.float8_e5m2)
+    spec.load_weight(layer, "weight", weight)
+    spec.load_weight(layer, "weight_scale", torch.tensor(0.5))
+    spec.process_after_loading(layer)
+    assert torch.equal(spec.dequantize_weight(layer), weight.float() * 0.5)
+    with pytest.raises(QuantConfigError, match="says fp8_e5m2 but the checkpoint weight is"):
+        spec.load_weight(layer, "weight", codes(3, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize("shape", [(1, 32), (7, 96), (5, 33), (3, 31)], ids=str)
+def test_micro_scaled(make_layer, shape, dtype):
+    spec = Fp8Spec(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32)))
+    assert spec.spec_id == "mxfp8_block_1_32"
+    assert spec.physical_signature.scale_dtype == "fp8_e8m0"
+    layer = allocated(make_layer, spec, shape)
+    assert layer.weight_scale.float().isnan().all()
+    weight = codes(*shape)
+    exponents = torch.randint(100, 140, (shape[0], math.ceil(shape[1] / 32)), dtype=torch.uint8)
+    spec.load_weight(layer, "weight", weight)
+    spec.load_weight(layer, "weight_scale", exponents.view(dtype))
+    spec.process_after_loading(layer)
+    assert layer.weight_scale.dtype == torch.float8_e8m0fnu
+    expected = loop_dequantize(weight, lambda n, k: 2.0 ** (int(exponents[n, k // 32]) - 127))
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+    layer = allocated(make_layer, spec, shape)
+    with pytest.raises(QuantConfigError, match=r"is torch\.float32; allowed: torch\.uint8"):
+        spec.load_weight(layer, "weight_scale", torch.ones(exponents.shape))

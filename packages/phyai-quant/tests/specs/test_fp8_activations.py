@@ -125,4 +125,4 @@ def test_fake_quantization_reads_the_codes_back(make_layer, act):
             index = {1: (0 if view.x_scale.numel() == 1 else m,), 2: (m, k // 4)}
             scale = view.x_scale[index[view.x_scale.ndim]]
             assert fake.view(6, 9)[m, k] == view.x[m, k].float() * scale
-    assert (fake - x.float()).abs().max() < 0.1
+    assert ((fake - x.float()).abs() <= x.float().abs() / 16 + 0.01).all()

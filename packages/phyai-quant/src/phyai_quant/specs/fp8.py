@@ -6,21 +6,19 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import base, fp8_scales
+from phyai_quant.specs import _activations, _scales, base, fp8_scales
 from phyai_quant.specs.slicing import local_parts
 
-FP8_MAX = 448.0
-"""Largest finite magnitude of float8 e4m3fn."""
-
-_SCALE_FLOOR = 1e-12
+_MX_BLOCK = (1, 32)
 
 
 class Fp8Spec:
-    """float8 e4m3fn weight ``[N, K]`` with fp32 multipliers.
+    """float8 e4m3fn or e5m2 weight ``[N, K]`` with multipliers in fp32 or, micro-scaled, e8m0.
 
     ``weight_scale`` on the layer is ``[N]`` for per_tensor (the scalar of each leg repeated over
-    its rows after loading) and per_channel, ``[ceil(N/bn), ceil(K/bk)]`` for block. A static input
-    adds ``input_scale`` ``[1]``, the largest over the legs. Scales are NaN until they are loaded.
+    its rows after loading) and per_channel, ``[ceil(N/bn), ceil(K/bk)]`` for block. Micro-scaled
+    weights (MXFP8) have blocks of 32 along K. A static input adds ``input_scale`` ``[1]``, the
+    largest over the legs. Scales are NaN until they are loaded.
 
     Args:
         weight: Quantization of the weight.
@@ -30,24 +28,25 @@ class Fp8Spec:
         QuantConfigError: This format does not store the scheme.
     """
 
-    weight_dtype: torch.dtype | None = torch.float8_e4m3fn
-
     def __init__(self, weight: TensorQuant, activation: TensorQuant | None = None) -> None:
         reason = _unsupported(weight, activation)
         if reason:
             raise QuantConfigError(f"fp8 weights cannot be stored this way: {reason}")
         self.weight = weight
         self.activation = activation
-        self.spec_id = f"fp8_{weight.granularity.value}"
+        self.weight_dtype: torch.dtype | None = _activations.FLOAT8_DTYPES[weight.dtype]
+        family = {QDType.FP8_E4M3: "fp8", QDType.FP8_E5M2: "fp8_e5m2"}[weight.dtype]
+        family = "mx" + family if weight.micro_scaled else family
+        self.spec_id = f"{family}_{weight.granularity.value}"
         if weight.block_shape is not None:
             self.spec_id += f"_{weight.block_shape[0]}_{weight.block_shape[1]}"
         self.physical_signature = base.PhysicalSignature(
-            format="fp8_e4m3",
+            format=weight.dtype.value,
             block_shape=weight.block_shape,
-            scale_dtype="fp32",
+            scale_dtype=base.dtype_name(fp8_scales.scale_dtype(weight)),
             granularity=weight.granularity.value,
-            storage_dtype="fp8_e4m3",
-            fields=_signature_fields(activation),
+            storage_dtype=weight.dtype.value,
+            fields=_activations.signature_fields(activation),
         )
 
     @property
@@ -69,21 +68,22 @@ class Fp8Spec:
         """Registers ``weight``, ``weight_scale`` and, for a static input, ``input_scale``.
 
         Raises:
-            QuantConfigError: A leg other than the last ends inside a scale block.
+            QuantConfigError: A leg or a slice begins or ends inside a scale block.
         """
         parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
         base.attach_state(layer, request, parts)
         scale_shape = fp8_scales.allocated_shape(layer, self.weight)
         weight = torch.zeros(request.weight_shape, dtype=self.weight_dtype, device=request.device)
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
-        _register_nan(layer, "weight_scale", scale_shape, request.device)
+        dtype = fp8_scales.scale_dtype(self.weight)
+        _scales.register_nan(layer, "weight_scale", scale_shape, request.device, dtype)
         if self.static_input:
-            _register_nan(layer, "input_scale", (1,), request.device)
+            _scales.register_nan(layer, "input_scale", (1,), request.device)
 
     def load_weight(
         self, layer: nn.Module, name: str, loaded: torch.Tensor, shard_id: base.ShardId = None
     ) -> None:
-        """Copies one leg's weight ``[w, K]`` or scale.
+        """Copies this rank's part of one leg's weight ``[w, K]`` or scale.
 
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape or dtype; a scale given twice.
@@ -94,7 +94,7 @@ class Fp8Spec:
             self._load_codes(layer, loaded, legs)
             part = "weight"
         elif name == "input_scale":
-            fp8_scales.load_input_scale(layer, loaded)
+            _scales.load_input_scale(layer, name, _scales.float_scale(layer, name, loaded))
             part = "input_scale"
         else:
             fp8_scales.load_weight_scale(layer, name, loaded, legs, self.weight)
@@ -104,7 +104,8 @@ class Fp8Spec:
     def _load_codes(self, layer: nn.Module, loaded: torch.Tensor, legs: range) -> None:
         if loaded.dtype != self.weight_dtype:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: the quantization config says fp8_e4m3 but the "
+                f"{base.layer_name(layer)}: the quantization config says "
+                f"{self.weight.dtype.value} but the "
                 f"checkpoint weight is {loaded.dtype}; allowed: {self.weight_dtype}; exclude the "
                 "layer in the config if the checkpoint keeps it unquantized"
             )
@@ -143,18 +144,14 @@ class Fp8Spec:
         scale = cast("nn.Parameter", layer.weight_scale).detach()
         if self.weight.block_shape is None:
             return codes * scale[:, None]
-        return codes * fp8_scales.expand_blocks(scale, self.weight.block_shape, codes.shape)
+        return codes * fp8_scales.expand_blocks(scale.float(), self.weight.block_shape, codes.shape)
 
     def missing_parts(self, layer: nn.Module) -> list[str]:
         """Returns the legs and scales that were never loaded."""
         return base.load_state(layer).missing(base.layer_name(layer))
 
     def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes an activation to e4m3.
-
-        A static scale divides the whole tensor. A dynamic scale is ``max|x| / 448``, at least
-        1e-12, over the tensor, over each token, or over each group along K. Quotients are clamped
-        to ±448.
+        """Quantizes an activation ``[..., K]``; `_activations.quantize` gives the formulas.
 
         Args:
             x: Activation ``[..., K]`` in fp32, fp16 or bf16.
@@ -168,70 +165,27 @@ class Fp8Spec:
                 f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
                 "its input"
             )
-        rows = x.reshape(-1, x.shape[-1]).float()
-        granularity = self.activation.granularity
-        if self.static_input:
-            scale = cast("nn.Parameter", layer.input_scale).detach()
-            return base.ActivationView(_to_e4m3(rows / scale), scale, granularity)
-        maxima = fp8_scales.group_maxima(rows, self.activation)
-        scale = (maxima / FP8_MAX).clamp_min(_SCALE_FLOOR)
-        codes = _to_e4m3(rows / fp8_scales.expand_activation_scale(scale, rows, self.activation))
-        return base.ActivationView(codes, scale, granularity)
+        scale = cast("nn.Parameter", layer.input_scale).detach() if self.static_input else None
+        return _activations.quantize(x, self.activation, scale)
 
     def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
         """Returns the activation ``[..., K]`` quantized and read back in fp32."""
         return base.fake_quantize_activation(self, x, layer)
 
 
-def _to_e4m3(quotients: torch.Tensor) -> torch.Tensor:
-    return quotients.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-
-
-def _register_nan(
-    layer: nn.Module, name: str, shape: tuple[int, ...], device: torch.device | str | None
-) -> None:
-    scale = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
-    layer.register_parameter(name, nn.Parameter(scale, requires_grad=False))
-
-
-def _signature_fields(activation: TensorQuant | None) -> tuple[tuple[str, str], ...]:
-    if activation is None:
-        return (("activation", "a16"),)
-    mode = "dynamic" if activation.dynamic else "static"
-    return (
-        ("activation", activation.dtype.value),
-        ("input_granularity", activation.granularity.value),
-        ("input_scale", mode),
-    )
-
-
 def _unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:
-    checks = [
-        (
-            weight.dtype is not QDType.FP8_E4M3 or not weight.symmetric or weight.dynamic,
-            f"weight is {weight.describe()}; allowed: symmetric fp8_e4m3 with stored scales",
-        ),
-        (
-            weight.micro_scaled or weight.act_order,
-            f"weight is {weight.describe()}; allowed: fp32 scales in the order of K",
-        ),
-    ]
-    if act is not None:
-        checks += [
-            (
-                act.dtype is not QDType.FP8_E4M3 or not act.symmetric or act.micro_scaled,
-                f"input is {act.describe()}; allowed: symmetric fp8_e4m3 with fp32 scales",
-            ),
-            (
-                not act.dynamic and act.granularity is not Granularity.PER_TENSOR,
-                f"input is {act.describe()}; a static scale is allowed per_tensor only",
-            ),
-            (
-                act.block_shape is not None and act.block_shape[0] != 1,
-                f"input is {act.describe()}; allowed block_shape: (1, group along K)",
-            ),
-        ]
-    return next((reason for broken, reason in checks if broken), "")
+    seen = f"weight is {weight.describe()}; "
+    if weight.dtype not in _activations.FLOAT8_DTYPES or not weight.symmetric or weight.dynamic:
+        return f"{seen}allowed: symmetric fp8_e4m3 or fp8_e5m2 with stored scales"
+    if weight.act_order:
+        return f"{seen}allowed: scales in the order of K"
+    if weight.micro_scaled and weight.block_shape != _MX_BLOCK:
+        return f"{seen}allowed: micro-scaled blocks of {_MX_BLOCK}"
+    if act is None:
+        return ""
+    if act.dtype not in _activations.FLOAT8_DTYPES:
+        return f"input is {act.describe()}; allowed: none, fp8_e4m3 or fp8_e5m2"
+    return _activations.unsupported(act)
 
 
 def build(scheme: QuantScheme | None, _sm: int | None = None) -> Fp8Spec | None:

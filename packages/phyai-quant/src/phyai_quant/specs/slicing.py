@@ -54,6 +54,20 @@ def local_parts(
         yield _cut_leg(layer, name, whole, leg, rows_per_entry, columns_per_entry)
 
 
+def check_slices(
+    layer: nn.Module, name: str, *, rows_per_entry: int = 1, columns_per_entry: int = 1
+) -> None:
+    """Checks while allocating what `local_parts` would find when the tensor ``name`` is read.
+
+    Raises:
+        QuantConfigError: A leg or a slice begins or ends inside an entry.
+    """
+    request = base.load_state(layer).request
+    for leg in range(len(request.logical_widths)):
+        _leg_rows(layer, name, leg, rows_per_entry)
+        _leg_columns(layer, name, leg, columns_per_entry)
+
+
 def _cut_leg(
     layer: nn.Module,
     name: str,
@@ -62,27 +76,41 @@ def _cut_leg(
     rows_per_entry: int,
     columns_per_entry: int | None,
 ) -> tuple[slice, torch.Tensor]:
-    state = base.load_state(layer)
-    held, part = state.rows(leg), state.request.slices[leg]
-    width = held.stop - held.start
-    target = _span(layer, name, held.start, width, state.request.weight_shape[0], rows_per_entry)
-    source = _span(layer, name, part.row_start, width, part.full_shape[0], rows_per_entry)
+    target, source = _leg_rows(layer, name, leg, rows_per_entry)
     cut = whole[source]
     if columns_per_entry is not None:
-        columns = state.request.weight_shape[1]
-        cut = cut[
-            :,
-            _span(layer, name, part.column_start, columns, part.full_shape[1], columns_per_entry),
-        ]
+        cut = cut[:, _leg_columns(layer, name, leg, columns_per_entry)]
     return target, cut
 
 
-def _span(layer: nn.Module, name: str, start: int, size: int, full: int, per_entry: int) -> slice:
+def _leg_rows(layer: nn.Module, name: str, leg: int, per_entry: int) -> tuple[slice, slice]:
+    """Returns the entries along N of a leg: in the layer's tensor and in the checkpoint's."""
+    state = base.load_state(layer)
+    held, part = state.rows(leg), state.request.slices[leg]
+    width, rows = held.stop - held.start, state.request.weight_shape[0]
+    return (
+        _span(layer, name, leg, held.start, width, rows, per_entry),
+        _span(layer, name, leg, part.row_start, width, part.full_shape[0], per_entry),
+    )
+
+
+def _leg_columns(layer: nn.Module, name: str, leg: int, per_entry: int) -> slice:
+    """Returns the entries along K of a leg in the checkpoint's tensor."""
+    request = base.load_state(layer).request
+    part, columns = request.slices[leg], request.weight_shape[1]
+    return _span(layer, name, leg, part.column_start, columns, part.full_shape[1], per_entry)
+
+
+def _span(
+    layer: nn.Module, name: str, leg: int, start: int, size: int, full: int, per_entry: int
+) -> slice:
     """Returns the entries of ``size`` elements from ``start``; the last entry may be partial."""
     stop = start + size
     if start % per_entry or (stop % per_entry and stop != full):
+        ids = base.load_state(layer).request.shard_ids
+        where = f"leg {ids[leg]!r}, " if len(ids) > 1 else ""
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: elements {start} to {stop} of {full} do not fit the "
+            f"{base.layer_name(layer)}: {where}elements {start} to {stop} of {full} do not fit the "
             f"entries of {name!r}, which stand for {per_entry} each; use a degree of tensor "
             "parallelism or leg widths that are multiples, or keep the layer unquantized"
         )
