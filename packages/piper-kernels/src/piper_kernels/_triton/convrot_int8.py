@@ -18,6 +18,22 @@ def scale_from_amax(amax):
 
 
 @triton.jit
+def divide_rows(values, scale):
+    """Return FP32 ``values [ROWS, COLS] / scale [ROWS]``, rounded as a division is.
+
+    One division a row: a quotient from the rounded reciprocal, corrected once by its exact
+    remainder, is the correctly rounded one (Markstein, IA-64 and Elementary Functions, 2000).
+    That holds while reciprocal and remainder are normal numbers, which scales of at least 1e-30
+    ensure for every quotient that matters to a code. Infinite and NaN scales give NaN.
+    """
+    divisor = tl.broadcast_to(scale[:, None], values.shape)
+    row_reciprocal = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    reciprocal = tl.broadcast_to(row_reciprocal[:, None], values.shape)
+    quotient = values * reciprocal
+    return tl.fma(tl.fma(-quotient, divisor, values), reciprocal, quotient)
+
+
+@triton.jit
 def encode_rows(values, scale, seed, offsets, STOCHASTIC: tl.constexpr):
     """Return the int8 codes of FP32 rows for given row scales.
 
@@ -31,7 +47,7 @@ def encode_rows(values, scale, seed, offsets, STOCHASTIC: tl.constexpr):
     Returns:
         int8 ``[ROWS, COLS]``. Values that are NaN after scaling become 0.
     """
-    scaled = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
+    scaled = divide_rows(values, scale)
     scaled = tl.where(scaled == scaled, scaled, 0.0)  # noqa: PLR0124  # NaN only
     bounded = tl.minimum(tl.maximum(scaled, -128.0), 127.0)
     # 1.5 * 2**23 leaves no fraction bits: the addition rounds half to even.
