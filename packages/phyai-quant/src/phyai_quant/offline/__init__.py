@@ -1,0 +1,1 @@
+"""Work on checkpoints that are at rest: quantize, check and compare them with bounded memory."""
