@@ -197,7 +197,8 @@ INT8 = {"format": "int8_tensorwise"}
     ("tensors", "check", "match"),
     [
         (marked(per_row=True), Check.MARKER, "no format"),
-        (marked(**INT8, convrot=True), Check.MARKER, "no convrot_groupsize"),
+        (marked(features=256, **INT8, convrot=True), Check.MARKER, "no convrot_groupsize; 256"),
+        (marked(**INT8, convrot=True), Check.STORAGE, "256 does not divide 64 features"),
         (
             marked(features=48, **INT8, convrot=True, convrot_groupsize=64),
             Check.MARKER,
@@ -205,10 +206,11 @@ INT8 = {"format": "int8_tensorwise"}
         ),
         (marked(**INT8, per_row=False), Check.MARKER, "3 scales for 3 rows"),
         (marked(**INT8, per_row=True, scale=torch.tensor(1.0)), Check.MARKER, "1 scales for 3"),
-        (marked(format="int9"), Check.STORAGE, "unknown comfy_quant format 'int9'"),
+        (marked(format="int9"), Check.STORAGE, "comfy_quant has format 'int9'"),
         (marked(format="float8_e4m3fn"), Check.STORAGE, "torch.float8_e4m3fn"),
         (marked(**INT8, scale=torch.ones(2, 1)), Check.STORAGE, "scale must be float32"),
-        (marked(**INT8, convrot=True, convrot_groupsize=8), Check.STORAGE, "group size"),
+        (marked(**INT8, convrot=True, convrot_groupsize=8), Check.STORAGE, "convrot_groupsize 8"),
+        (marked(**INT8, colour="red"), Check.MARKER, "['colour'] are unknown and ignored"),
         (marked(**INT8) | {"m.comfy_quant": torch.zeros(2)}, Check.MARKER, "must be uint8"),
         ({"m.comfy_quant": marker(**INT8)}, Check.STORAGE, "lacks qdata, scale"),
     ],
@@ -221,7 +223,8 @@ def test_markers(tensors, check, match):
 
 
 def test_markers_that_contradict_the_header(tmp_path):
-    entry = json.dumps({"layers": {"m": {"format": "float8_e4m3fn"}}})
+    layers = {"m": {"format": "float8_e4m3fn"}}
+    entry = json.dumps({"format_version": "1.0", "layers": layers})
     path = tmp_path / "w.safetensors"
     save_file(marked(**INT8), path, metadata={"_quantization_metadata": entry})
     (finding,) = validate_file(path)

@@ -1,4 +1,7 @@
-"""ComfyUI's layout: ``<module>.weight``, ``.weight_scale`` and a ``.comfy_quant`` JSON marker."""
+"""ComfyUI's layout: ``<module>.weight``, ``.weight_scale`` and a ``.comfy_quant`` JSON marker.
+
+``docs/formats.md`` says which of the names and defaults are known and which are defined here.
+"""
 
 import json
 import warnings
@@ -11,19 +14,26 @@ from torch import Tensor
 from piper_kernels.weights.convrot import SUPPORTED_GROUP_SIZES
 from piper_kernels.weights.io._errors import WeightFileError
 from piper_kernels.weights.io._formats import PackedWeight, WeightFormat
-
-MARKER = "comfy_quant"
-METADATA_KEY = "_quantization_metadata"
-DEFAULT_GROUP_SIZE = 256
+from piper_kernels.weights.io._markers import (
+    CONVROT_NVFP4,
+    DEFAULT_GROUP_SIZE,
+    FLOAT8,
+    INT8,
+    MARKER,
+    METADATA_KEY,
+    METADATA_VERSION,
+    NVFP4_FORMATS,
+    require_marker,
+)
+from piper_kernels.weights.nvfp4._layout import scale_shape
 
 _FORMATS = {
-    WeightFormat.CONVROT_INT8: "int8_tensorwise",
-    WeightFormat.INT8_ROWWISE: "int8_tensorwise",
-    WeightFormat.FLOAT8_E4M3_ROWWISE: "float8_e4m3fn",
+    WeightFormat.CONVROT_INT8: INT8,
+    WeightFormat.INT8_ROWWISE: INT8,
+    WeightFormat.FLOAT8_E4M3_ROWWISE: FLOAT8,
     WeightFormat.NVFP4: "nvfp4",
-    WeightFormat.CONVROT_NVFP4: "convrot_nvfp4",
+    WeightFormat.CONVROT_NVFP4: CONVROT_NVFP4,
 }
-READABLE = tuple(dict.fromkeys(_FORMATS.values()))
 
 
 def encode(weights: Mapping[str, PackedWeight]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -43,7 +53,7 @@ def encode(weights: Mapping[str, PackedWeight]) -> tuple[dict[str, Tensor], dict
         raw = json.dumps(marker).encode("utf-8")
         tensors[prefix + MARKER] = torch.tensor(list(raw), dtype=torch.uint8)
         layers[prefix.removesuffix(".")] = marker
-    text = json.dumps({"format_version": "1.0", "layers": layers}, separators=(",", ":"))
+    text = json.dumps({"format_version": METADATA_VERSION, "layers": layers}, separators=(",", ":"))
     return tensors, {METADATA_KEY: text}
 
 
@@ -89,86 +99,9 @@ def field_names(name: str, fmt: object) -> dict[str, str]:
         "scale": f"{prefix}weight_scale",
         "act_per_tensor_scale": f"{prefix}input_scale",
     }
-    if fmt in ("nvfp4", "convrot_nvfp4"):
+    if fmt in NVFP4_FORMATS:
         names["per_tensor_scale"] = f"{prefix}weight_scale_2"
     return names
-
-
-def marker_names(tensors: Mapping[str, object]) -> list[str]:
-    """Return the names of the markers among tensors."""
-    return [name for name in tensors if name == MARKER or name.endswith(f".{MARKER}")]
-
-
-def read_marker(name: str, tensor: Tensor) -> dict[str, Any]:
-    """Parse one marker: a uint8 tensor of JSON text.
-
-    Raises:
-        WeightFileError: It is no JSON object.
-    """
-    if tensor.dtype != torch.uint8:
-        raise WeightFileError(f"{name}: the marker must be uint8, got {tensor.dtype}")
-    try:
-        marker = json.loads(bytes(tensor.flatten().tolist()).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise WeightFileError(f"{name}: the marker is no JSON ({error})") from error
-    if not isinstance(marker, dict):
-        raise WeightFileError(f"{name}: the marker must be a JSON object, got {marker!r}")
-    return marker
-
-
-def global_markers(metadata: Mapping[str, str], source: str) -> dict[str, dict[str, Any]]:
-    """Return weight name to marker of the header entry ``_quantization_metadata``, if any.
-
-    Raises:
-        WeightFileError: The entry is no ``{"layers": {module: {...}}}``.
-    """
-    if METADATA_KEY not in metadata:
-        return {}
-    try:
-        layers = json.loads(metadata[METADATA_KEY])["layers"]
-        return {f"{module}.weight" if module else "weight": dict(m) for module, m in layers.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightFileError(
-            f'{source}: header entry {METADATA_KEY} is not {{"layers": {{module: {{...}}}}}}: '
-            f"{error!r}"
-        ) from error
-
-
-def merge_markers(
-    by_tensor: Mapping[str, dict[str, Any]], by_header: Mapping[str, dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Join the markers of tensors and of the header.
-
-    Raises:
-        WeightFileError: They disagree about a weight.
-    """
-    for name, marker in by_tensor.items():
-        if by_header.get(name, marker) != marker:
-            raise WeightFileError(
-                f"{name}: {MARKER} says {marker}, {METADATA_KEY} says {by_header[name]}; "
-                "the file contradicts itself"
-            )
-    return {**by_header, **by_tensor}
-
-
-def require_format(name: str, marker: Mapping[str, Any]) -> str:
-    """Return the format of a marker; one without format is read as INT8 with a warning.
-
-    Raises:
-        WeightFileError: The format is unknown.
-    """
-    fmt = marker.get("format")
-    if fmt is None and (marker.get("convrot") or marker.get("per_row")):
-        warnings.warn(
-            f"{name}: legacy marker {dict(marker)} has no format; read as int8_tensorwise",
-            stacklevel=2,
-        )
-        return "int8_tensorwise"
-    if fmt not in READABLE:
-        raise WeightFileError(
-            f"{name}: unknown {MARKER} format {fmt!r}; this version reads {', '.join(READABLE)}"
-        )
-    return str(fmt)
 
 
 def decode(
@@ -186,52 +119,78 @@ def decode(
         logical_dtype: Used when the marker names none.
 
     Raises:
-        WeightFileError: The format is unknown.
+        WeightFileError: The marker is not one that this version reads, or its tensors
+            contradict it.
     """
-    fmt = require_format(name, marker)
+    marker = require_marker(name, marker)
+    fmt = marker["format"]
     fields = dict(tensors)
     config: dict[str, Any] = {"logical_dtype": marker.get("logical_dtype", logical_dtype)}
     for scalar in ("act_per_tensor_scale", "per_tensor_scale"):
         if scalar in fields and fields[scalar].numel() == 1:
             fields[scalar] = fields[scalar].to(torch.float32).view(())
-    if fmt in ("nvfp4", "convrot_nvfp4"):
+    if fmt in NVFP4_FORMATS:
         config |= {"format": fmt, "block_size": 16, "scale_layout": "swizzled"}
-        config["high_first"] = marker.get("high_first", False)
-        if fmt == "convrot_nvfp4":
-            config["group_size"] = _group_size(name, marker)
-        if "scale" in fields and fields["scale"].dtype == torch.uint8:
-            fields["scale"] = fields["scale"].view(torch.float8_e4m3fn)
+        config["high_first"] = marker["high_first"]
+        if fmt == CONVROT_NVFP4:
+            config["group_size"] = marker.get("convrot_groupsize", DEFAULT_GROUP_SIZE)
+        if "scale" in fields:
+            fields["scale"] = _block_scales(name, fields["scale"], fields.get("qdata"))
         return config, fields
     if {"qdata", "scale"} <= fields.keys() and fields["qdata"].ndim == 2:
-        fields["scale"] = _row_scales(fields["scale"], fields["qdata"].shape[0])
-    if fmt == "float8_e4m3fn":
+        fields["scale"] = _row_scales(name, fields["scale"], fields["qdata"].shape[0])
+    if fmt == FLOAT8:
         return config | {"format": WeightFormat.FLOAT8_E4M3_ROWWISE.value}, fields
-    group_size = _group_size(name, marker) if marker.get("convrot") else None
-    width = fields["qdata"].shape[-1] if "qdata" in fields and fields["qdata"].ndim else 0
-    if group_size in SUPPORTED_GROUP_SIZES and width % group_size:
-        warnings.warn(
-            f"{name}: rotation groups of {group_size} do not divide {width} features, so the "
-            "codes cannot be rotated; read as plain row INT8",
-            stacklevel=2,
-        )
-        group_size = None
+    group_size = _dividing_group(name, marker, fields) if marker.get("convrot") else None
     if group_size is None:
         return config | {"format": WeightFormat.INT8_ROWWISE.value}, fields
     return config | {"format": WeightFormat.CONVROT_INT8.value, "group_size": group_size}, fields
 
 
-def _group_size(name: str, marker: Mapping[str, Any]) -> Any:
+def _dividing_group(
+    name: str, marker: Mapping[str, Any], fields: Mapping[str, Tensor]
+) -> int | None:
+    """Return the rotation group of INT8 codes; ``None`` where they cannot be rotated."""
+    group_size = marker.get("convrot_groupsize", DEFAULT_GROUP_SIZE)
+    width = fields["qdata"].shape[-1] if "qdata" in fields and fields["qdata"].ndim else 0
+    if width % group_size == 0:
+        return group_size
     if "convrot_groupsize" not in marker:
-        warnings.warn(
-            f"{name}: the marker names no convrot_groupsize; {DEFAULT_GROUP_SIZE} is assumed",
-            stacklevel=2,
+        raise WeightFileError(
+            f"{name}: {MARKER} has no convrot_groupsize, and {DEFAULT_GROUP_SIZE} does not divide "
+            f"{width} features; name the group, one of {SUPPORTED_GROUP_SIZES}"
         )
-    return marker.get("convrot_groupsize", DEFAULT_GROUP_SIZE)
+    warnings.warn(
+        f"{name}: rotation groups of {group_size} do not divide {width} features, so the codes "
+        "cannot be rotated; read as plain row INT8",
+        stacklevel=2,
+    )
+    return None
 
 
-def _row_scales(scale: Tensor, rows: int) -> Tensor:
+def _row_scales(name: str, scale: Tensor, rows: int) -> Tensor:
     """Return FP32 ``[rows, 1]``; a single scale is repeated, FP32 rows are not copied."""
+    if not scale.is_floating_point():
+        raise WeightFileError(
+            f"{name}: weight_scale is {scale.dtype}, allowed are floating-point dtypes; write the "
+            "scales as float32"
+        )
     scale = scale.to(torch.float32)
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(rows, 1).contiguous()
     return scale.view(-1, 1) if scale.ndim == 1 else scale
+
+
+def _block_scales(name: str, scale: Tensor, qdata: Tensor | None) -> Tensor:
+    """Return E4M3 block scales; another shape of the size of swizzled scales is warned of."""
+    if scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e4m3fn)
+    if qdata is not None and qdata.ndim == 2 and scale.ndim > 1:
+        expected = scale_shape(qdata.shape[0], 2 * qdata.shape[1], swizzled=True)
+        if tuple(scale.shape) != expected and scale.numel() == expected[0] * expected[1]:
+            warnings.warn(
+                f"{name}: weight_scale has shape {list(scale.shape)} instead of {list(expected)}, "
+                "which plain scales may have too; swizzled is assumed",
+                stacklevel=2,
+            )
+    return scale

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_kernels.weights.io import _comfy, _piper
+from piper_kernels.weights.io import _comfy, _markers, _piper
 from piper_kernels.weights.io._errors import WeightFileError
 from piper_kernels.weights.io._formats import PackedWeight, is_stored_weight, pack
 from piper_kernels.weights.io._formats import unpack as unpack_weight
 from piper_kernels.weights.io._header import SafetensorsHeader, read_header
 from piper_kernels.weights.io._rows import RowQuantizedWeight
 
-_RESERVED = (_piper.METADATA_KEY, _comfy.METADATA_KEY)
+_RESERVED = (_piper.METADATA_KEY, _markers.METADATA_KEY)
 
 
 class Layout(StrEnum):
@@ -74,7 +75,7 @@ def load_quantized(
     path: str | os.PathLike[str],
     *,
     device: torch.device | str = "cpu",
-    logical_dtype: torch.dtype = torch.bfloat16,
+    logical_dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor | RowQuantizedWeight]:
     """Read a file of ``save_quantized`` or of ComfyUI; the layout is recognised.
 
@@ -85,7 +86,8 @@ def load_quantized(
     Args:
         path: File to read.
         device: Where tensors end up.
-        logical_dtype: For weights whose file names no logical dtype.
+        logical_dtype: For weights whose file names no logical dtype; ``None`` takes bfloat16
+            and warns when there are any.
 
     Returns:
         Weights and dense tensors in the order of the file.
@@ -114,7 +116,10 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def take_packed(
-    header: SafetensorsHeader, tensors: dict[str, Tensor], source: str, logical_dtype: torch.dtype
+    header: SafetensorsHeader,
+    tensors: dict[str, Tensor],
+    source: str,
+    logical_dtype: torch.dtype | None,
 ) -> dict[str, PackedWeight]:
     """Remove the parts of quantized weights from ``tensors`` and return them by weight."""
     if _piper.METADATA_KEY in header.metadata:
@@ -124,9 +129,17 @@ def take_packed(
             for name, config in described.items()
         }
     packed = {}
-    for name, marker in take_markers(header, tensors, source).items():
+    markers = take_markers(header, tensors, source)
+    unnamed = [name for name, marker in markers.items() if "logical_dtype" not in marker]
+    if unnamed and logical_dtype is None:
+        warnings.warn(
+            f"{source}: {len(unnamed)} weights name no logical_dtype, {unnamed[0]} for one; "
+            "bfloat16 is assumed, the argument logical_dtype replaces it",
+            stacklevel=3,
+        )
+    dtype = str(logical_dtype or torch.bfloat16).removeprefix("torch.")
+    for name, marker in markers.items():
         names = _comfy.field_names(name, marker.get("format"))
-        dtype = str(logical_dtype).removeprefix("torch.")
         packed[name] = PackedWeight(*_comfy.decode(name, marker, _take(tensors, names), dtype))
     return packed
 
@@ -136,10 +149,10 @@ def take_markers(
 ) -> dict[str, dict[str, Any]]:
     """Remove ComfyUI's markers from ``tensors`` and return them by weight name."""
     by_tensor = {
-        name.removesuffix(_comfy.MARKER) + "weight": _comfy.read_marker(name, tensors.pop(name))
-        for name in _comfy.marker_names(tensors)
+        name.removesuffix(_markers.MARKER) + "weight": _markers.read_marker(name, tensors.pop(name))
+        for name in _markers.marker_names(tensors)
     }
-    return _comfy.merge_markers(by_tensor, _comfy.global_markers(header.metadata, source))
+    return _markers.merge_markers(by_tensor, _markers.global_markers(header.metadata, source))
 
 
 def _take(tensors: dict[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

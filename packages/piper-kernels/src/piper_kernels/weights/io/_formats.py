@@ -18,6 +18,7 @@ from piper_kernels.weights.nvfp4._storage import require_decodable
 type StoredWeight = Tensor | RowQuantizedWeight
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+LOGICAL_DTYPE_NAMES = tuple(_DTYPES)
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _REQUIRED = ("qdata", "scale")
 
@@ -136,7 +137,7 @@ def unpack(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     transposed = settings.pop("transposed", False)
     try:
         _require_kinds(settings | {"transposed": transposed})
-        settings["logical_dtype"] = _DTYPES[settings.pop("logical_dtype")]
+        settings["logical_dtype"] = _logical_dtype(settings.pop("logical_dtype"))
         weight = _BUILDERS[fmt](dict(tensors), settings)
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         detail = f"missing {error}" if isinstance(error, KeyError) else str(error)
@@ -162,6 +163,14 @@ def _require_kinds(settings: Mapping[str, Any]) -> None:
         for key in keys:
             if key in settings and type(settings[key]) is not kind:
                 raise TypeError(f"{key} must be {kind.__name__}, got {settings[key]!r}")
+
+
+def _logical_dtype(value: object) -> torch.dtype:
+    if not isinstance(value, str) or value not in _DTYPES:
+        raise ValueError(
+            f"logical_dtype must be one of {', '.join(LOGICAL_DTYPE_NAMES)}, got {value!r}"
+        )
+    return _DTYPES[value]
 
 
 def _format(name: str, value: object) -> WeightFormat:

@@ -13,6 +13,7 @@ from piper_kernels.weights.io import (
     RowQuantizedWeight,
     WeightFileError,
     _comfy,
+    _markers,
     _piper,
     read_header,
 )
@@ -28,7 +29,7 @@ _CODE_DTYPES = (
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
 )
-_PART_NAMES = ("weight_scale", "weight_scale_2", "input_scale", _comfy.MARKER)
+_PART_NAMES = ("weight_scale", "weight_scale_2", "input_scale", _markers.MARKER)
 
 
 def validate_state_dict(
@@ -79,7 +80,7 @@ def _assemble(
     described: dict[str, dict[str, Any]] = {}
     comfy = _piper.METADATA_KEY not in metadata
     if comfy:
-        described = _markers(tensors, metadata, findings)
+        described = _read_markers(tensors, metadata, findings)
     else:
         with _reporting(_piper.METADATA_KEY, findings):
             described = _piper.describe(metadata, "header")
@@ -127,22 +128,22 @@ def _check_row_marker(
     return [Finding(name, "scale", Check.MARKER, message)]
 
 
-def _markers(
+def _read_markers(
     tensors: dict[str, Any], metadata: Mapping[str, str], findings: list[Finding]
 ) -> dict[str, dict[str, Any]]:
     by_header: dict[str, dict[str, Any]] = {}
-    with _reporting(_comfy.METADATA_KEY, findings):
-        by_header = _comfy.global_markers(metadata, "header")
+    with _reporting(_markers.METADATA_KEY, findings):
+        by_header = _markers.global_markers(metadata, "header")
     markers = dict(by_header)
-    for marker_name in _comfy.marker_names(tensors):
-        name = marker_name.removesuffix(_comfy.MARKER) + "weight"
+    for marker_name in _markers.marker_names(tensors):
+        name = marker_name.removesuffix(_markers.MARKER) + "weight"
         try:
-            marker = _comfy.read_marker(marker_name, tensors.pop(marker_name))
+            marker = _markers.read_marker(marker_name, tensors.pop(marker_name))
             markers[name] = marker
-            _comfy.merge_markers({name: marker}, by_header)
+            _markers.merge_markers({name: marker}, by_header)
         except WeightFileError as error:
             message = str(error).removeprefix(f"{name}: ")
-            findings.append(Finding(name, _comfy.MARKER, Check.MARKER, message))
+            findings.append(Finding(name, _markers.MARKER, Check.MARKER, message))
     return markers
 
 
