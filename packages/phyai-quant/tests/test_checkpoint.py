@@ -47,6 +47,67 @@ def test_a_config_of_the_wrong_type_is_named(checkpoint):
         load_quant_plan(checkpoint(3))
 
 
+@pytest.mark.parametrize("value", [False, 0, "", [], "fp8"])
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config", "text_config"])
+def test_other_types_are_not_read_as_absent(checkpoint, key, value):
+    with pytest.raises(QuantConfigError, match=f"{key}: expected an object, got"):
+        load_quant_plan(checkpoint(**{key: value}))
+
+
+QUANTIZED = {"quantization_config": {"quant_method": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": QUANTIZED},
+        {"llm_config": QUANTIZED, "vision_config": {"hidden_size": 8}},
+        {"language_config": QUANTIZED},
+        {"thinker_config": {"text_config": QUANTIZED}},
+        {**QUANTIZED, "text_config": QUANTIZED, "vision_config": QUANTIZED},
+    ],
+)
+def test_configs_of_the_language_model_count(checkpoint, config):
+    assert load_quant_plan(checkpoint(**config)).default.weight.dtype == "fp8_e4m3"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"vision_config": QUANTIZED}, "a config for vision_config alone is not supported; put"),
+        ({"talker_config": {"text_config": QUANTIZED}}, "a config for talker_config alone is not"),
+        (
+            {**QUANTIZED, "vision_config": {"quantization_config": {"quant_method": "gptq"}}},
+            "vision_config.quantization_config contradict each other",
+        ),
+        (
+            {**QUANTIZED, "compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config contradict each other; keep the one that",
+        ),
+    ],
+)
+def test_configs_of_other_parts_are_refused(checkpoint, config, text):
+    with pytest.raises(QuantConfigError) as error:
+        load_quant_plan(checkpoint(**config))
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_repeated_keys_and_odd_numbers_are_refused(tmp_path, name):
+    (tmp_path / name).write_text('{"quantization": {"quant_algo": "FP8", "quant_algo": "NVFP4"}}')
+    with pytest.raises(QuantConfigError, match=rf"{name}: key 'quant_algo' stands twice in one"):
+        load_quant_plan(tmp_path)
+    (tmp_path / name).write_text('{"quantization": {"group_size": Infinity}}')
+    with pytest.raises(QuantConfigError, match="Infinity is not JSON"):
+        load_quant_plan(tmp_path)
+
+
+def test_a_directory_in_place_of_a_file_is_named(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(QuantConfigError, match=r"config\.json: not a valid JSON file"):
+        load_quant_plan(tmp_path)
+
+
 @pytest.mark.parametrize(
     "dtype",
     ["F8_E4M3", "F8_E5M2", "I8", "U8", torch.float8_e4m3fn, torch.int8, "torch.uint8", "F4"],

@@ -6,7 +6,7 @@ from phyai_quant.importers import registry
 
 def test_builtin_order():
     names = [importer.name for importer in registry.importers()]
-    assert names[:3] == ["hf-fp8", "compressed-tensors", "modelopt"]
+    assert names[:4] == ["hf-fp8", "compressed-tensors", "modelopt", "comfy"]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,14 @@ def test_unknown_methods_name_method_and_file(checkpoint, inline, text):
 def test_a_standalone_file_without_quantization_is_refused(checkpoint):
     with pytest.raises(QuantConfigError, match=r"hf_quant_config\.json: names no quant_method"):
         load_quant_plan(checkpoint(standalone={"producer": {}}))
+
+
+def test_a_standalone_file_without_quantization_is_refused_beside_a_config(checkpoint):
+    with pytest.raises(
+        QuantConfigError, match=r"hf_quant_config\.json: quantization: required key"
+    ):
+        load_quant_plan(checkpoint({"quant_method": "fp8"}, {"quantisation": {}}))
+    assert load_quant_plan(checkpoint({"quant_method": "fp8"}, {})) is not None
 
 
 def test_methods_are_matched_in_any_case(checkpoint):

@@ -127,18 +127,26 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a file header says of one tensor: ``dtype`` as in safetensors (``I8``), and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerMarker:
     """The description that a weight file carries for one layer.
 
     Attributes:
         module: Name of the layer.
         section: The description and where it stands.
-        shapes: Stored shape of each tensor of the layer, by its last name component.
+        tensors: The layer's tensors by their last name component, such as ``weight_scale``.
     """
 
     module: str
     section: Section
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,11 @@ class ConfigSources:
         if method is None and isinstance(self.inline.data.get("producer"), Mapping):
             method = self.inline.section("producer").string("name")
         return None if method is None else method.lower()
+
+    def places(self) -> tuple[str, ...]:
+        """Returns where each of the configs stands, for messages."""
+        sections = [self.inline, self.standalone, *(marker.section for marker in self.markers[:1])]
+        return tuple(section.where() for section in sections if section is not None)
 
 
 class QuantImporter(Protocol):

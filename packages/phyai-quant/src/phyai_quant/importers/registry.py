@@ -3,6 +3,7 @@
 from importlib.metadata import entry_points
 
 from phyai_quant.importers.base import ConfigSources, QuantImporter
+from phyai_quant.importers.comfy import ComfyImporter
 from phyai_quant.importers.compressed_tensors import CompressedTensorsImporter
 from phyai_quant.importers.hf_fp8 import HfFp8Importer
 from phyai_quant.importers.modelopt import ModelOptImporter
@@ -16,6 +17,7 @@ _BUILTIN: tuple[type[QuantImporter], ...] = (
     HfFp8Importer,
     CompressedTensorsImporter,
     ModelOptImporter,
+    ComfyImporter,
 )
 
 
@@ -31,7 +33,7 @@ def build_plan(sources: ConfigSources) -> QuantPlan | None:
     Raises:
         QuantConfigError: No importer reads the config, or two do, or its importer refuses it.
     """
-    if sources.inline is None and sources.standalone is None:
+    if sources.inline is None and sources.standalone is None and not sources.markers:
         return None
     available = importers()
     found = [importer for importer in available if importer.detect(sources)]
@@ -44,9 +46,12 @@ def build_plan(sources: ConfigSources) -> QuantPlan | None:
             f"{section.where() if section else ''}: {seen}; the importers read: {names}"
         )
     if len(found) > 1:
-        places = " and ".join(s.where() for s in (sources.inline, sources.standalone) if s)
+        places = " and ".join(sources.places())
         raise QuantConfigError(
             f"{places} are in different formats ({', '.join(i.name for i in found)}); keep the one "
             "that describes the tensors on disk"
         )
+    standalone = sources.standalone
+    if standalone is not None and standalone.data and not standalone.has("quantization"):
+        standalone.fail("required key is missing", "quantization")
     return found[0].build_plan(sources)

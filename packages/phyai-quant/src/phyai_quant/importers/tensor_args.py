@@ -116,7 +116,8 @@ def _check_side(args: Section, strategy: str, *, is_input: bool) -> None:
 
 def _dtype(args: Section, group_size: int | None) -> tuple[QDType, bool]:
     kind = args.string("type", ("int", "float")) or "int"
-    bits = args.integer("num_bits") if args.has("num_bits") else 8
+    bits = args.integer("num_bits")
+    bits = 8 if bits is None else bits
     scale_dtype = _scale_dtype(args)
     if (kind, bits) == ("float", 4) and group_size in _FLOAT4_GROUPS:
         return _FLOAT4_GROUPS[group_size], True

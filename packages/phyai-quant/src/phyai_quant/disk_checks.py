@@ -1,0 +1,173 @@
+"""Whether a plan fits the tensors of a checkpoint; looks at names, dtypes and shapes only."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from phyai_quant.plan import QuantPlan, Resolution
+from phyai_quant.scheme import QuantConfigError, QuantScheme
+
+_QUANTIZED_DTYPES = ("f8", "float8", "f4", "float4", "i8", "int8", "u8", "uint8")
+_FLOAT_CODES = ("f8", "float8", "f4", "float4")
+_WIDE_DTYPES = ("bf16", "bfloat16", "f16", "float16", "f32", "float32", "f64", "float64")
+_QUANTIZED_TENSORS = (
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "input_global_scale",
+    "input_zero_point",
+    "comfy_quant",
+)
+"""Tensors that only quantized layers have."""
+
+_FOREIGN_TENSORS = ("qweight", "qzeros", "g_idx", "qdata", "pre_quant_scale", "SCB", "quant_state")
+"""Tensors of formats that no weight spec reads."""
+
+_SHOWN = 20
+
+
+def check_unquantized_dtypes(names_to_dtypes: Mapping[str, Any], plan: QuantPlan | None) -> None:
+    """Refuses quantized tensors of layers that are about to be loaded as unquantized.
+
+    Layers are taken as linear layers, so ``module_cls: Linear`` rules apply.
+
+    Args:
+        names_to_dtypes: Every checkpoint tensor name with its dtype: a torch dtype, its name, or
+            the name that safetensors headers use.
+        plan: The plan that will be in force; None is unquantized.
+
+    Raises:
+        QuantConfigError: A float8, int8 or uint8 weight, any other 4-bit or 8-bit float, or a
+            quantization scale belongs to a layer that no rule quantizes on disk; or a tensor
+            belongs to a format that is not read here. The text lists the tensors and why.
+    """
+    problems = []
+    for name, dtype in names_to_dtypes.items():
+        layer, _, tensor = name.rpartition(".")
+        if tensor in _FOREIGN_TENSORS:
+            problems.append(f"{name} ({dtype}): no weight format here reads {tensor!r}")
+            continue
+        kind = _kind(dtype)
+        if tensor in _QUANTIZED_TENSORS or (
+            tensor == "weight" and kind.startswith(_QUANTIZED_DTYPES)
+        ):
+            owners = [layer]
+        elif kind.startswith(_FLOAT_CODES):
+            owners = [name, layer]
+        else:
+            continue
+        reasons = [_unquantized_reason(owner, plan) for owner in owners]
+        if all(reasons):
+            problems.append(f"{name} ({dtype}): {reasons[0]}")
+    _raise(
+        "the checkpoint holds quantized tensors of layers that would be loaded as unquantized; "
+        "correct its quantization config or the policy, or use the unquantized checkpoint",
+        problems,
+    )
+
+
+def check_quantized_layers(
+    names_to_dtypes: Mapping[str, Any],
+    plan: QuantPlan,
+    layers: Mapping[str, type | str | None],
+) -> None:
+    """Refuses unquantized weights of layers that the plan takes as quantized on disk.
+
+    Args:
+        names_to_dtypes: As in `check_unquantized_dtypes`.
+        plan: The plan in force.
+        layers: Names of the model's linear layers, as in the checkpoint, and their classes.
+
+    Raises:
+        QuantConfigError: A weight is stored in 16 or more bits although a rule says that it is
+            quantized. The text lists the tensors and the rules with their files.
+    """
+    problems = []
+    for layer, module_cls in layers.items():
+        name = f"{layer}.weight"
+        if not _kind(names_to_dtypes.get(name)).startswith(_WIDE_DTYPES):
+            continue
+        resolution = plan.explain(layer, module_cls)
+        scheme = resolution.scheme
+        if scheme is not None and not scheme.online:
+            text = f"not quantized, but {_decider(resolution, plan)} says {scheme.describe()}"
+            problems.append(f"{name} ({names_to_dtypes[name]}): {text}")
+    _raise(
+        "the checkpoint holds unquantized weights of layers that its quantization config covers; "
+        "add them to its ignore list",
+        problems,
+    )
+
+
+def check_shapes(
+    plan: QuantPlan, shapes: Mapping[str, tuple[int, int]], module_cls: type | str = "Linear"
+) -> None:
+    """Refuses layers whose sizes do not fit the groups or rotation of their scheme.
+
+    Args:
+        plan: The plan in force.
+        shapes: Logical ``(N, K)`` of each linear layer of the checkpoint.
+        module_cls: Their class.
+
+    Raises:
+        QuantConfigError: Groups along K, or a rotation, do not divide K. The text lists layers and
+            rules.
+    """
+    problems = []
+    for layer, (_, columns) in shapes.items():
+        resolution = plan.explain(layer, module_cls)
+        scheme = resolution.scheme
+        for what, size in _groups(scheme):
+            if columns % size:
+                problems.append(
+                    f"{layer}: K = {columns} is not divisible by the {what} {size} of "
+                    f"{_decider(resolution, plan)}"
+                )
+    _raise("layers do not fit their quantization; leave them unquantized", problems)
+
+
+def _groups(scheme: QuantScheme | None) -> Iterable[tuple[str, int]]:
+    if scheme is None:
+        return
+    if scheme.weight.block_shape is not None and scheme.weight.block_shape[0] == 1:
+        yield "group size", scheme.weight.block_shape[1]
+    if scheme.weight.rotation_group is not None:
+        yield "rotation group", scheme.weight.rotation_group
+
+
+def _unquantized_reason(layer: str, plan: QuantPlan | None) -> str:
+    if plan is None:
+        return "the checkpoint declares no quantization"
+    if not layer:
+        return "no rule can name it: it belongs to no layer"
+    resolution = plan.explain(layer, "Linear")
+    if resolution.scheme is None:
+        rule = resolution.legs[0].rule
+        where = plan.source or "the plan"
+        return f"kept unquantized by {rule.describe()}" if rule else f"no rule of {where}"
+    if resolution.scheme.online:
+        decider = _decider(resolution, plan)
+        return f"already quantized, but {decider} expects an unquantized source"
+    return ""
+
+
+def _decider(resolution: Resolution, plan: QuantPlan) -> str:
+    rule = resolution.legs[0].rule
+    if rule is not None:
+        return rule.describe()
+    return f"the default of {plan.source}" if plan.source else "the default"
+
+
+def _kind(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.").lower()
+
+
+def _raise(reason: str, problems: list[str]) -> None:
+    if problems:
+        shown = "\n  ".join(problems[:_SHOWN])
+        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise QuantConfigError(f"{reason}:\n  {shown}{more}")

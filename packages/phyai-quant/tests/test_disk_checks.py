@@ -1,0 +1,109 @@
+import pytest
+from torch import nn
+
+from phyai_quant import Matcher, QuantConfigError, QuantPlan, QuantScheme, Rule, TensorQuant
+from phyai_quant.disk_checks import check_quantized_layers, check_shapes, check_unquantized_dtypes
+
+FP8 = QuantScheme(TensorQuant("fp8_e4m3", "per_channel"))
+G32 = QuantScheme(TensorQuant("int4", "block", block_shape=(1, 32)))
+G128 = QuantScheme(TensorQuant("int4", "block", block_shape=(1, 128)))
+ROTATED = QuantScheme(
+    TensorQuant("int8", "per_channel", rotation_group=64),
+    TensorQuant("int8", "per_channel", dynamic=True),
+    online=True,
+)
+BLOCK = QuantScheme(TensorQuant("fp8_e4m3", "block", block_shape=(128, 128)))
+
+
+def plan(pattern, scheme, default=None):
+    return QuantPlan((Rule(Matcher("name", pattern), scheme, "c.json: x"),), default, source="c")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("a.b.qweight", "I32"),
+        ("a.b.g_idx", "I32"),
+        ("a.b.weight.qdata", "I8"),
+        ("a.b.pre_quant_scale", "BF16"),
+        ("a.b.SCB", "F32"),
+    ],
+)
+@pytest.mark.parametrize("known", [None, QuantPlan(default=FP8)])
+def test_tensors_of_other_formats_are_refused(name, dtype, known):
+    with pytest.raises(QuantConfigError) as error:
+        check_unquantized_dtypes({name: dtype}, known)
+    last = name.rpartition(".")[2]
+    assert f"{name} ({dtype}): no weight format here reads {last!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F4", "torch.float8_e4m3fn"])
+@pytest.mark.parametrize("name", ["mlp.experts.gate_up_proj", "mlp.experts.w1.data", "weight", "x"])
+def test_small_floats_under_any_name_need_a_config(name, dtype):
+    with pytest.raises(QuantConfigError, match="the checkpoint declares no quantization"):
+        check_unquantized_dtypes({name: dtype}, None)
+
+
+def test_small_floats_of_planned_layers_pass():
+    names = {"a.b": "F8_E4M3", "a.b.blocks": "F8_E4M3", "a.b.weight_scale": "F8_E4M3"}
+    check_unquantized_dtypes(names, plan("a.b", FP8))
+    with pytest.raises(QuantConfigError, match=r"a\.c"):
+        check_unquantized_dtypes({"a.c.blocks": "F8_E4M3"}, plan("a.b", FP8))
+    with pytest.raises(QuantConfigError, match="belongs to no layer"):
+        check_unquantized_dtypes({"weight": "I8"}, QuantPlan(default=FP8))
+
+
+@pytest.mark.parametrize(
+    "tensor", ["weight_zero_point", "weight_g_idx", "input_zero_point", "comfy_quant"]
+)
+def test_every_companion_of_codes_counts(tensor):
+    with pytest.raises(QuantConfigError, match=f"a.b.{tensor}"):
+        check_unquantized_dtypes({f"a.b.{tensor}": "I32"}, plan("a.b", None, FP8))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "torch.bfloat16"])
+def test_unquantized_weights_of_covered_layers_are_refused(dtype):
+    layers = {"a.experts.0.up": "Linear", "a.experts.1.up": nn.Linear, "a.gate": "Linear"}
+    names = {f"{name}.weight": dtype for name in layers} | {"a.experts.0.up.weight": "F8_E4M3"}
+    with pytest.raises(QuantConfigError) as error:
+        check_quantized_layers(names, plan("a.gate", None, FP8), layers)
+    text = str(error.value)
+    assert f"a.experts.1.up.weight ({dtype}): not quantized, but the default of c says" in text
+    assert "a.experts.0" not in text
+    assert "a.gate" not in text
+    with pytest.raises(QuantConfigError, match=r"name 'a\.gate' -> .*\(c\.json: x\) says weight"):
+        check_quantized_layers(names, plan("a.gate", FP8), layers)
+
+
+def test_unquantized_weights_pass_where_nothing_else_is_expected():
+    layers = {"a.b": "Linear", "a.missing": "Linear"}
+    for scheme in (None, ROTATED):
+        check_quantized_layers({"a.b.weight": "BF16"}, QuantPlan(default=scheme), layers)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "text"),
+    [
+        (
+            G128,
+            (8, 4304),
+            "K = 4304 is not divisible by the group size 128 of name 'a.b' -> weight",
+        ),
+        (G32, (8, 4304), "K = 4304 is not divisible by the group size 32"),
+        (ROTATED, (8, 48), "K = 48 is not divisible by the rotation group 64"),
+        (G32, (8, 4320), None),
+        (ROTATED, (7, 64), None),
+        (BLOCK, (130, 130), None),
+        (FP8, (1, 1), None),
+        (None, (3, 5), None),
+    ],
+)
+def test_groups_must_divide_the_features(scheme, shape, text):
+    shapes = {"a.b": shape, "a.other": (3, 5)}
+    if text is None:
+        check_shapes(plan("a.b", scheme), shapes)
+        return
+    with pytest.raises(QuantConfigError) as error:
+        check_shapes(plan("a.b", scheme), shapes)
+    assert f"a.b: {text}" in str(error.value)
+    assert "a.other" not in str(error.value)
