@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
-from phyai_quant.specs import _rtn
+from phyai_quant.specs import _rtn, humming_staging
 from phyai_quant.specs.base import AllocationRequest, LegSlice
 from phyai_quant.specs.humming import HummingSpec
 
@@ -179,6 +179,16 @@ def test_strided_sources_and_caller_buffers_are_copied(make_layer):
     spec.load_weight(layer, "weight", second, "k")
     spec.process_after_loading(layer)
     assert torch.equal(spec.dequantize_weight(layer), expected)
+
+
+@every_scheme
+def test_a_weight_in_many_chunks_is_the_weight_in_one(name, make_layer, monkeypatch):
+    spec = materialize(SCHEMES[name])
+    weight, request = source(192, 64), AllocationRequest((192, 64), torch.bfloat16)
+    whole = loaded_layer(make_layer, spec, request, {None: weight})
+    monkeypatch.setattr(humming_staging, "_CHUNK_ELEMENTS", 5 * 64)
+    chunked = loaded_layer(make_layer, spec, request, {None: weight})
+    assert torch.equal(spec.dequantize_weight(chunked), spec.dequantize_weight(whole))
 
 
 @every_scheme

@@ -254,3 +254,19 @@ def test_offset_binary_covers_every_value(bits: int) -> None:
     codes = _packing.to_unsigned(values, bits)
     assert codes.tolist() == list(range(2**bits))
     assert torch.equal(_packing.to_signed(codes, bits), values)
+
+
+@pytest.mark.parametrize(
+    "quant",
+    [*INT_CASES, *FLOAT_CASES, stored("nvfp4", (1, 16)), stored("mxfp4", (1, 32))],
+    ids=lambda quant: quant.describe(),
+)
+def test_parts_with_the_extremes_of_the_whole_equal_the_whole(quant: TensorQuant) -> None:
+    weight = weights(32, 64)
+    extremes = (weight.min().item(), weight.max().item())
+    whole = _rtn.dequantize(_rtn.quantize(weight, quant), quant)
+    parts = [
+        _rtn.dequantize(_rtn.quantize(part, quant, extremes=extremes), quant)
+        for part in weight.split(8)
+    ]
+    assert torch.equal(torch.cat(parts), whole)

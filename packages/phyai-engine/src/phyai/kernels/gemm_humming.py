@@ -4,11 +4,9 @@ A layer must have been prepared for Humming when its weights were loaded: it the
 ``humming_config`` and packed tensors. Choosing a row does not convert weights.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
@@ -17,8 +15,8 @@ from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import Predicate, all_of, any_of
 from phyai.kernels.conditions import NVIDIA
+from phyai.kernels.humming_product import Options, multiply
 
-_LOCKS = 4096
 _COMPUTE_FLAGS = ("use_f16_accum", "use_batch_invariant", "use_m_major_input_scale")
 _FORMAT, _ACTIVATION = "quant.format", "quant.fields.activation"
 
@@ -91,55 +89,14 @@ def _check_params(params: Mapping[str, Any]) -> None:
             raise TypeError(f"tuning_config bounds must be non-negative integers, got {entry!r}")
 
 
-def _config_of(layer: Any) -> Any:
-    config = getattr(layer, "humming_config", None)
-    if config is None:
-        name = getattr(layer, "prefix", "") or type(layer).__name__
-        raise RuntimeError(
-            f"layer {name!r} has no humming_config: its weights were not prepared for Humming; "
-            "quantize it while loading, with the quantization section of a kernel policy"
-        )
-    return config
-
-
-class _Locks:
-    """Zeroed int32 locks: one buffer per layer, device and stream; a fresh one under capture."""
-
-    def get(self, layer: Any, device: torch.device) -> Tensor:
-        if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(_LOCKS, dtype=torch.int32, device=device)
-        buffers = layer.__dict__.setdefault("_humming_locks", {})
-        key = (device, torch.cuda.current_stream(device).cuda_stream)
-        if key not in buffers:
-            buffers[key] = torch.zeros(_LOCKS, dtype=torch.int32, device=device)
-        return buffers[key]
-
-
 def _prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:
-    from humming.forward import humming_forward
-
-    # Humming looks kernels up by text, so dicts would be serialized at every call.
-    compute = json.dumps({"gemm_type": "dense", **params.get("compute_config", {})})
-    tuning = params.get("tuning_config")
-    tuning_text = None if tuning is None else json.dumps(tuning)
-    locks = _Locks()
+    options = Options(params.get("compute_config", {}), params.get("tuning_config"))
 
     def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        config = _config_of(layer)
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         if rows.shape[0] == 0:
             return x.new_zeros((*x.shape[:-1], facts["shape.N"]))
-        out = humming_forward(
-            config,
-            inputs=rows,
-            weight=layer.weight,
-            weight_scale=getattr(layer, "weight_scale", None),
-            weight_scale_2=getattr(layer, "weight_scale_2", None),
-            zero_point=getattr(layer, "zero_point", None),
-            locks=locks.get(layer, x.device),
-            compute_config=compute,
-            tuning_config=tuning_text,
-        )
+        out = multiply(layer, rows, options)
         if bias is not None:
             out = out + bias
         return out.view(*x.shape[:-1], out.shape[-1])

@@ -50,6 +50,7 @@ def quantize(
     *,
     scale_dtype: torch.dtype = torch.float32,
     negative_scales: bool = True,
+    extremes: tuple[float, float] | None = None,
 ) -> QuantizedWeight:
     """Quantizes a weight to nearest; codes follow the fp32 scale, which is then rounded.
 
@@ -65,6 +66,8 @@ def quantize(
         scale_dtype: Dtype of the returned scales, except of nvfp4 and mxfp4: fp32, fp16 or bf16.
         negative_scales: False keeps integer scales positive, as most checkpoint formats do; the
             positive extreme then maps to ``2^(b-1) - 1``.
+        extremes: Lowest and highest value of the whole weight when ``weight`` is a part of it;
+            needed for per_tensor and nvfp4, whose scales depend on all values.
 
     Returns:
         Codes and scales on the weight's device.
@@ -76,16 +79,23 @@ def quantize(
     _check_format(quant)
     _check_source(weight)
     blocks = _to_blocks(weight.detach().float(), quant)
+    low, high = blocks.amin((2, 3)), blocks.amax((2, 3))
+    if extremes is not None and quant.granularity is Granularity.PER_TENSOR:
+        low, high = low.new_full((1, 1), extremes[0]), high.new_full((1, 1), extremes[1])
+    largest = torch.maximum(low.abs(), high.abs())
     global_scale = None
     if quant.dtype in INT_BITS:
-        scale, codes = _quantize_int(blocks, INT_BITS[quant.dtype], negative_scales)
+        bits = INT_BITS[quant.dtype]
+        scale = _int_scale(low, high, bits, negative_scales)
+        codes = _round_int(blocks, scale, bits)
         stored = scale.to(scale_dtype)
     elif quant.dtype is QDType.NVFP4:
-        global_scale, stored, codes = _quantize_nvfp4(blocks)
+        whole = largest.amax() if extremes is None else largest.new_tensor(extremes).abs().amax()
+        global_scale, stored, codes = _quantize_nvfp4(blocks, largest, whole)
     elif quant.dtype is QDType.MXFP4:
-        stored, codes = _quantize_mxfp4(blocks)
+        stored, codes = _quantize_mxfp4(blocks, largest)
     else:
-        scale = _largest(blocks) / FLOAT_MAX[quant.dtype]
+        scale = largest.clamp_min(_RANGE_SEED) / FLOAT_MAX[quant.dtype]
         codes = encode_fp8(blocks * scale.reciprocal()[..., None, None], quant.dtype)
         stored = scale.to(scale_dtype)
     if stored.dtype in _SOURCE_DTYPES and not bool(torch.isfinite(stored).all()):
@@ -139,21 +149,24 @@ def encode_e2m1(values: Tensor) -> Tensor:
     return codes | (torch.signbit(values).to(torch.uint8) << 3)
 
 
-def _quantize_int(blocks: Tensor, bits: int, negative_scales: bool) -> tuple[Tensor, Tensor]:
-    high = blocks.amax((2, 3)).clamp_min(_RANGE_SEED)
-    low = blocks.amin((2, 3)).clamp_max(-_RANGE_SEED).neg()
+def _int_scale(low: Tensor, high: Tensor, bits: int, negative_scales: bool) -> Tensor:
+    above, below = high.clamp_min(_RANGE_SEED), low.clamp_max(-_RANGE_SEED).neg()
     top = 2 ** (bits - 1)
-    if negative_scales:
-        scale = torch.maximum(torch.maximum(high, low) / top, torch.minimum(high, low) / (top - 1))
-        scale = torch.where(high > low, -scale, scale)
-    else:
-        scale = torch.maximum(low / top, high / (top - 1))
-    codes = torch.round(blocks * scale.reciprocal()[..., None, None]).clamp(-top, top - 1)
-    return scale, codes.to(torch.int8)
+    if not negative_scales:
+        return torch.maximum(below / top, above / (top - 1))
+    larger, smaller = torch.maximum(above, below), torch.minimum(above, below)
+    scale = torch.maximum(larger / top, smaller / (top - 1))
+    return torch.where(above > below, -scale, scale)
 
 
-def _quantize_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    wanted = _largest(blocks) / FLOAT_MAX[QDType.MXFP4]
+def _round_int(blocks: Tensor, scale: Tensor, bits: int) -> Tensor:
+    top = 2 ** (bits - 1)
+    steps = torch.round(blocks * scale.reciprocal()[..., None, None])
+    return steps.clamp(-top, top - 1).to(torch.int8)
+
+
+def _quantize_mxfp4(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    wanted = largest.clamp_min(_RANGE_SEED) / FLOAT_MAX[QDType.MXFP4]
     mantissa, exponent = torch.frexp(wanted)
     # an exact power of two has mantissa 0.5 and must not be doubled
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(-127, 127)
@@ -162,18 +175,14 @@ def _quantize_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return stored, encode_e2m1(blocks * scale.reciprocal()[..., None, None])
 
 
-def _quantize_nvfp4(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    maxima = blocks.abs().amax((2, 3))
-    whole = maxima.amax() if maxima.numel() else maxima.new_zeros(())
+def _quantize_nvfp4(
+    blocks: Tensor, largest: Tensor, whole: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     global_scale = (whole / (448.0 * 6.0)).clamp_min(_NVFP4_GLOBAL_FLOOR).reshape(1)
     tiny = torch.finfo(torch.float8_e4m3fn).tiny
-    scale = (maxima / 6.0 / global_scale).clamp(tiny, 448.0).to(torch.float8_e4m3fn)
+    scale = (largest / 6.0 / global_scale).clamp(tiny, 448.0).to(torch.float8_e4m3fn)
     steps = (scale.float() * global_scale)[..., None, None]
     return global_scale, scale, encode_e2m1(blocks / steps)
-
-
-def _largest(blocks: Tensor) -> Tensor:
-    return blocks.abs().amax((2, 3)).clamp_min(_RANGE_SEED)
 
 
 def _to_blocks(weight: Tensor, quant: TensorQuant) -> Tensor:

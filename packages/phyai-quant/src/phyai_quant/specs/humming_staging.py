@@ -11,6 +11,8 @@ from phyai_quant.specs import _packing, _rtn, base
 from phyai_quant.specs.humming_format import HummingFormat
 from phyai_quant.specs.slicing import local_parts
 
+_CHUNK_ELEMENTS = 4 * 2**20
+
 
 @dataclass(slots=True)
 class HummingStaging:
@@ -106,18 +108,45 @@ def _quantize(
     layer: nn.Module, stored: HummingFormat, whole: Tensor, legs: range, device: torch.device
 ) -> None:
     """Quantizes whole legs and keeps the layer's part, so ranks share the scales of a row."""
-    request = base.load_state(layer).request
-    raw = cast("HummingStaging", layer.humming_staging).raw
     try:
-        result = _rtn.quantize(
-            whole.to(device), stored.weight, scale_dtype=_rounded_scales(stored, request)
-        )
+        result = _quantize_in_chunks(stored, base.load_state(layer).request, whole, device)
     except QuantConfigError as error:
         raise QuantConfigError(f"{base.layer_name(layer)}: {error}") from error
-    codes = _code_bytes(result.codes, stored)
-    for rows, part in local_parts(layer, "weight", codes, legs):
-        raw["weight"][rows].copy_(_packing.pack_words(part.contiguous(), stored.bits))
+    raw = cast("HummingStaging", layer.humming_staging).raw
+    for rows, part in local_parts(layer, "weight", result.codes, legs):
+        raw["weight"][rows].copy_(_packing.pack_words(part, stored.bits))
     _keep_scale(layer, stored, result, legs, raw)
+
+
+def _quantize_in_chunks(
+    stored: HummingFormat, request: base.AllocationRequest, whole: Tensor, device: torch.device
+) -> _rtn.QuantizedWeight:
+    """Quantizes some rows at a time on ``device``: rounding takes fp32 copies of what it rounds.
+
+    Returns:
+        uint8 codes ``[N, K]`` and scales, on the CPU.
+    """
+    block_n = (stored.weight.block_shape or (1, 1))[0]
+    rows = max(_CHUNK_ELEMENTS // (whole.shape[1] * block_n), 1) * block_n
+    extremes = None
+    if stored.couples_legs:
+        low, high = torch.aminmax(whole)
+        extremes = (low.item(), high.item())
+    micro = stored.weight.micro_scaled
+    results = [
+        _rtn.quantize(
+            part.to(device),
+            stored.weight,
+            scale_dtype=torch.float32 if micro else stored.scale_dtype(request.params_dtype),
+            extremes=extremes,
+        )
+        for part in whole.split(rows)
+    ]
+    codes = torch.cat([_code_bytes(result.codes, stored).cpu() for result in results])
+    shared = stored.scale_type == "tensor"
+    scale = torch.cat([result.scale.cpu() for result in results[: 1 if shared else None]])
+    second = results[0].global_scale
+    return _rtn.QuantizedWeight(codes, scale, None if second is None else second.cpu())
 
 
 def _keep_scale(
@@ -128,7 +157,7 @@ def _keep_scale(
     raw: dict[str, Tensor],
 ) -> None:
     if result.global_scale is not None:
-        raw["weight_scale_2"] = result.global_scale.cpu()
+        raw["weight_scale_2"] = result.global_scale
     if stored.scale_type == "tensor":
         raw["weight_scale"].copy_(result.scale)
         return
@@ -142,12 +171,6 @@ def _keep_scale(
     )
     for rows, part in blocks:
         raw["weight_scale"][rows].copy_(part)
-
-
-def _rounded_scales(stored: HummingFormat, request: base.AllocationRequest) -> torch.dtype:
-    if stored.weight.micro_scaled:
-        return torch.float32
-    return stored.scale_dtype(request.params_dtype)
 
 
 def _code_bytes(codes: Tensor, stored: HummingFormat) -> Tensor:
