@@ -32,22 +32,25 @@ def micro(**kwargs):
     return TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16), **kwargs)
 
 
+STATIC8 = {"input_scale": ("F32",)}
+
+
 @pytest.mark.parametrize(
     ("data", "tensors", "scheme"),
     [
         (
             {"format": "int8_tensorwise", "per_row": True, "logical_dtype": "bfloat16"},
             INT8,
-            QuantScheme(TensorQuant("int8", "per_channel"), TOKEN),
+            QuantScheme(TensorQuant("int8", "per_channel")),
         ),
         (
             {"format": "int8_tensorwise"},
-            {**INT8, "weight_scale": ("F32",)},
-            QuantScheme(TensorQuant("int8", "per_tensor"), TOKEN),
+            {**INT8, **STATIC8, "weight_scale": ("F32",)},
+            QuantScheme(TensorQuant("int8", "per_tensor"), TensorQuant("int8", "per_tensor")),
         ),
         (
-            {"format": "int8_tensorwise", "full_precision_matrix_mult": True},
-            INT8,
+            {"format": "int8_tensorwise", "per_row": True},
+            {**INT8, "weight_scale": ("F32", 1)},
             QuantScheme(TensorQuant("int8", "per_channel")),
         ),
         (
@@ -55,34 +58,27 @@ def micro(**kwargs):
             INT8,
             QuantScheme(TensorQuant("int8", "per_channel", rotation_group=16), TOKEN),
         ),
+        ({"format": "float8_e4m3fn"}, FP8, QuantScheme(TensorQuant("fp8_e4m3", "per_tensor"))),
         (
-            {"format": "float8_e4m3fn"},
-            FP8,
-            QuantScheme(
-                TensorQuant("fp8_e4m3", "per_tensor"),
-                TensorQuant("fp8_e4m3", "per_channel", dynamic=True),
-            ),
-        ),
-        (
-            {"format": "float8_e4m3fn"},
-            {**FP8, "weight_scale": ("F32", N), "input_scale": ("F32",)},
+            {"format": "float8_e4m3fn", "convrot": False},
+            {**FP8, **STATIC8, "weight_scale": ("F32", N)},
             QuantScheme(
                 TensorQuant("fp8_e4m3", "per_channel"), TensorQuant("fp8_e4m3", "per_tensor")
             ),
         ),
         (
-            {"format": "float8_e5m2", "full_precision_matrix_mult": True},
-            {**FP8, "weight": ("F8_E5M2", N, K)},
-            QuantScheme(TensorQuant("fp8_e5m2", "per_tensor")),
-        ),
-        (
             {"format": "nvfp4", "high_first": False},
             NVFP4,
-            QuantScheme(micro(swizzled_scales=True), micro(dynamic=True)),
+            QuantScheme(micro(swizzled_scales=True)),
         ),
         (
-            {"format": "convrot_nvfp4", "convrot": True, "convrot_groupsize": 64},
-            NVFP4,
+            {
+                "format": "convrot_nvfp4",
+                "high_first": False,
+                "convrot": True,
+                "convrot_groupsize": 64,
+            },
+            {**NVFP4, **STATIC8},
             QuantScheme(micro(swizzled_scales=True, rotation_group=64), micro(dynamic=True)),
         ),
     ],
@@ -108,26 +104,45 @@ def test_a_bare_module_name_is_no_suffix():
     assert plan.resolve("head.fc") is None
 
 
-@pytest.mark.parametrize("legacy", [{"convrot": True, "per_row": True}, {"per_row": True}])
-def test_markers_without_a_format_are_int8_with_a_warning(legacy):
-    data = {**legacy, "convrot_groupsize": 16}
-    with pytest.warns(UserWarning, match="the marker has no format; read as int8_tensorwise"):
-        scheme = read(data, INT8)
-    assert scheme.weight.rotation_group == (16 if "convrot" in legacy else None)
+@pytest.mark.parametrize(
+    ("legacy", "group"),
+    [({"convrot": True, "per_row": True, "convrot_groupsize": 16}, 16), ({"per_row": True}, None)],
+)
+def test_markers_without_a_format_are_int8_with_a_warning(legacy, group):
+    with pytest.warns(UserWarning, match="the marker has no format; int8_tensorwise is assumed"):
+        scheme = read(legacy, INT8)
+    assert scheme.weight.rotation_group == group
 
 
-def test_an_unnamed_rotation_group_is_256_with_a_warning():
-    tensors = {**INT8, "weight": ("I8", N, 512)}
-    with pytest.warns(UserWarning, match="names no convrot_groupsize; 256 is assumed"):
-        scheme = read({"format": "int8_tensorwise", "convrot": True}, tensors)
-    assert scheme.weight.rotation_group == 256
+@pytest.mark.parametrize(
+    ("data", "tensors", "text"),
+    [
+        (
+            {"format": "int8_tensorwise", "convrot": True},
+            {**INT8, "weight": ("I8", N, 512)},
+            "names no convrot_groupsize; 256 is assumed",
+        ),
+        (
+            {"format": "convrot_nvfp4", "high_first": False},
+            {**NVFP4, "weight": ("U8", N, 128)},
+            "names no convrot_groupsize; 256 is assumed",
+        ),
+        ({"format": "nvfp4"}, NVFP4, "names no high_first; false is assumed"),
+        ({"format": "float8_e4m3fn", "later": 1}, FP8, "ignoring unknown keys later"),
+    ],
+)
+def test_defaults_are_warned_of(data, tensors, text):
+    with pytest.warns(UserWarning, match=text):
+        scheme = read(data, tensors)
+    rotated = data.get("convrot") or data["format"] == "convrot_nvfp4"
+    assert scheme.weight.rotation_group == (256 if rotated else None)
 
 
 def test_a_rotation_that_does_not_fit_is_plain_int8_with_a_warning():
     data = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
     with pytest.warns(UserWarning, match="groups of 256 do not divide 64 features"):
         scheme = read(data, INT8)
-    assert scheme == QuantScheme(TensorQuant("int8", "per_channel"), TOKEN)
+    assert scheme == QuantScheme(TensorQuant("int8", "per_channel"))
 
 
 I8 = "int8_tensorwise"
@@ -140,7 +155,6 @@ E4M3 = "float8_e4m3fn"
         ({"format": "mxfp8"}, FP8, ".format: 'mxfp8' is not supported; supported: int8_tensorwise"),
         ({}, INT8, ".format: None is not supported"),
         ({"format": 8}, INT8, ".format: 8 is not allowed"),
-        ({"format": I8, "bits": 8}, INT8, ".bits: unknown key; known: format, convrot"),
         ({"format": I8, "per_row": "yes"}, INT8, ".per_row: 'yes' is not allowed; allowed: true"),
         ({"format": I8, "logical_dtype": 3}, INT8, ".logical_dtype: 3 is not allowed"),
         ({"format": E4M3}, INT8, "'float8_e4m3fn' stores a matrix of F8_E4M3, but the file holds"),
@@ -150,28 +164,20 @@ E4M3 = "float8_e4m3fn"
         ({"format": I8}, {**INT8, "weight_scale": ("F32", 3)}, "weight_scale of shape [3] has"),
         ({"format": "nvfp4"}, {**INT8, "weight": ("U8", 2, 8)}, ".weight_scale_2, which nvfp4"),
         ({"format": "nvfp4", "high_first": True}, NVFP4, ".high_first: true is not supported"),
-        ({"format": "nvfp4", "convrot": True}, NVFP4, ".convrot: true is not supported"),
-        ({"format": E4M3, "convrot": True}, FP8, ".convrot: true is not supported"),
+        ({"format": "nvfp4", "convrot": True}, NVFP4, ".convrot: true and format 'nvfp4' contra"),
+        ({"format": E4M3, "convrot": True}, FP8, ".convrot: true and format 'float8_e4m3fn' con"),
+        ({"format": "convrot_nvfp4", "convrot": False}, NVFP4, ".convrot: false and format 'conv"),
+        ({"format": I8, "convrot_groupsize": 16}, INT8, ".convrot_groupsize: stands without conv"),
+        ({"format": I8, "convrot": True}, INT8, ".convrot_groupsize: is missing, and 256 does not"),
         (
             {"format": I8, "convrot": True, "convrot_groupsize": 32},
             INT8,
-            ".convrot_groupsize: rotation_group 32 is not supported; allowed: 16, 64, 256",
+            ".convrot_groupsize: 32 is not allowed; allowed: 16, 64, 256",
         ),
-        ({"format": I8, "convrot": True, "convrot_groupsize": 0}, INT8, ": 0 is not a positive"),
         (
-            {"format": "convrot_nvfp4", "convrot_groupsize": 32},
+            {"format": "convrot_nvfp4", "convrot": True, "convrot_groupsize": 0},
             NVFP4,
-            ".convrot_groupsize: rotation_group 32 is not supported",
-        ),
-        (
-            {
-                "format": I8,
-                "convrot": True,
-                "convrot_groupsize": 16,
-                "full_precision_matrix_mult": True,
-            },
-            INT8,
-            ".full_precision_matrix_mult: true is not supported with convrot",
+            ".convrot_groupsize: 0 is not allowed",
         ),
     ],
 )

@@ -43,6 +43,13 @@ def test_markers_are_found_in_tensors_and_headers(tmp_path, place):
         assert plan.resolve("norm") is None
 
 
+def test_an_absent_version_is_warned_of(tmp_path):
+    metadata = {METADATA_KEY: json.dumps({"layers": {"a.b": INT8}})}
+    save_file(layer("a.b", None), tmp_path / "m.safetensors", metadata)
+    with pytest.warns(UserWarning, match=r"no format_version; 1\.0 is assumed"):
+        assert load_quant_plan(tmp_path).resolve("a.b") is not None
+
+
 def test_a_layer_may_lie_in_two_shards(tmp_path):
     tensors = layer("a.b")
     scale = {"a.b.weight_scale": tensors.pop("a.b.weight_scale")}
@@ -70,6 +77,11 @@ def test_files_without_markers_declare_nothing(tmp_path):
         ({"comfy_quant": bytes_of(INT8)}, None, "comfy_quant names no layer"),
         (layer("a", None), {METADATA_KEY: "[]"}, '_metadata: expected {"layers"'),
         (layer("a", None), {METADATA_KEY: "{"}, "_metadata: not a valid JSON file"),
+        (
+            layer("a", None),
+            {METADATA_KEY: '{"layers": {}, "format_version": "2"}'},
+            "format_version '2' is not allowed; allowed: 1.0",
+        ),
         (layer("a", None), header_entry([]), '_metadata: expected {"layers"'),
         (layer("a", None), header_entry({"a": 3}), "a: expected an object, got 3"),
         (layer("a", None), header_entry({"": {}}), "comfy_quant names no layer"),

@@ -1,24 +1,31 @@
-"""Weight files that describe their layers themselves: ComfyUI's ``comfy_quant`` markers."""
+"""Weight files that describe their layers themselves: ComfyUI's ``comfy_quant`` markers.
+
+Keys, values and defaults are those of layout ``comfy`` in ``docs/formats.md``.
+"""
 
 import math
 import re
 import warnings
-from typing import Any
 
 from phyai_quant.importers.base import ConfigSources, LayerMarker, StoredTensor, make_rule
 from phyai_quant.plan import MatcherKind, QuantPlan, Rule
-from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
+from phyai_quant.scheme import (
+    ROTATION_GROUPS,
+    Granularity,
+    QDType,
+    QuantConfigError,
+    QuantScheme,
+    TensorQuant,
+)
 
 DEFAULT_GROUP_SIZE = 256
 """Rotation group of a ConvRot marker that names none."""
 
-_STORED = {
-    "int8_tensorwise": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "nvfp4": "U8",
-    "convrot_nvfp4": "U8",
-}
+_INT8 = "int8_tensorwise"
+_FP8 = "float8_e4m3fn"
+_NVFP4 = "nvfp4"
+_CONVROT_NVFP4 = "convrot_nvfp4"
+_STORED = {_INT8: "I8", _FP8: "F8_E4M3", _NVFP4: "U8", _CONVROT_NVFP4: "U8"}
 """Each format and the safetensors dtype of its weight."""
 
 _KNOWN_KEYS = (
@@ -28,14 +35,17 @@ _KNOWN_KEYS = (
     "per_row",
     "high_first",
     "logical_dtype",
-    "full_precision_matrix_mult",
 )
 _LEGACY_KEYS = ("convrot", "per_row")
-_INT8_TOKEN = TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, dynamic=True)
+_LOGICAL_DTYPES = ("float16", "bfloat16", "float32")
 
 
 class ComfyImporter:
-    """Reads one marker per quantized layer; layers without a marker are unquantized."""
+    """Reads one marker per quantized layer; layers without a marker are unquantized.
+
+    The layout says nothing of activations. They stay unquantized, but for layers with an
+    ``input_scale`` and for rotated int8 layers, whose inputs are int8.
+    """
 
     name = "comfy"
 
@@ -69,8 +79,8 @@ def _rule(marker: LayerMarker) -> Rule:
 
 def _scheme(marker: LayerMarker) -> QuantScheme:
     section = marker.section
-    section.require_known(_KNOWN_KEYS)
-    section.string("logical_dtype")
+    section.warn_unknown(_KNOWN_KEYS)
+    section.string("logical_dtype", _LOGICAL_DTYPES)
     name = _format(marker)
     weight = _tensor(marker, "weight", name)
     if weight.dtype != _STORED[name] or len(weight.shape) != 2:
@@ -79,103 +89,106 @@ def _scheme(marker: LayerMarker) -> QuantScheme:
             f"shape {list(weight.shape)}",
             "format",
         )
-    if name.endswith("nvfp4"):
-        return _nvfp4_scheme(marker, name)
-    if name == "int8_tensorwise":
-        return _int8_scheme(marker, weight.shape[1])
-    return _fp8_scheme(marker, QDType.FP8_E4M3 if name == "float8_e4m3fn" else QDType.FP8_E5M2)
+    rotated = _rotated(marker, name)
+    group = _rotation_group(marker, rotated=rotated)
+    if name in (_NVFP4, _CONVROT_NVFP4):
+        return _nvfp4_scheme(marker, name, group)
+    granularity = _granularity(marker, weight)
+    if name == _FP8:
+        return QuantScheme(TensorQuant(QDType.FP8_E4M3, granularity), _static(marker, name))
+    if group is not None and weight.shape[1] % group:
+        _warn(
+            marker,
+            f"rotation groups of {group} do not divide {weight.shape[1]} features, so the codes "
+            "cannot be rotated; read as plain int8",
+        )
+        group = None
+    if group is None:
+        return QuantScheme(TensorQuant(QDType.INT8, granularity), _static(marker, name))
+    return QuantScheme(
+        TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, rotation_group=group),
+        TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, dynamic=True),
+    )
 
 
 def _format(marker: LayerMarker) -> str:
     section = marker.section
     name = section.string("format")
     if name is None and any(section.data.get(key) for key in _LEGACY_KEYS):
-        warnings.warn(
-            f"{section.where()}: the marker has no format; read as int8_tensorwise", stacklevel=5
-        )
-        return "int8_tensorwise"
+        _warn(marker, f"the marker has no format; {_INT8} is assumed")
+        return _INT8
     if name is None or name not in _STORED:
         section.fail(f"{name!r} is not supported; supported: {', '.join(_STORED)}", "format")
     return name
 
 
-def _int8_scheme(marker: LayerMarker, columns: int) -> QuantScheme:
-    granularity = _granularity(marker)
-    group = _rotation_group(marker) if marker.section.boolean("convrot", default=False) else None
-    if group is not None and columns % group:
-        warnings.warn(
-            f"{marker.section.where('convrot')}: rotation groups of {group} do not divide "
-            f"{columns} features, so the codes cannot be rotated; read as plain int8",
-            stacklevel=5,
+def _rotated(marker: LayerMarker, name: str) -> bool:
+    section = marker.section
+    rotated = section.boolean("convrot", default=name == _CONVROT_NVFP4)
+    if rotated is not (name == _CONVROT_NVFP4) and name != _INT8:
+        section.fail(f"{str(rotated).lower()} and format {name!r} contradict", "convrot")
+    if section.has("convrot_groupsize") and not section.has("convrot"):
+        section.fail(
+            "stands without convrot, so the codes may be rotated or not", "convrot_groupsize"
         )
-        group = None
-    if group is None:
-        return QuantScheme(TensorQuant(QDType.INT8, granularity), _input(marker, _INT8_TOKEN))
-    if marker.section.boolean("full_precision_matrix_mult", default=False):
+    return rotated
+
+
+def _rotation_group(marker: LayerMarker, *, rotated: bool) -> int | None:
+    group = marker.section.integer("convrot_groupsize")
+    if not rotated:
+        return None
+    if group is not None:
+        if group not in ROTATION_GROUPS:
+            allowed = ", ".join(map(str, ROTATION_GROUPS))
+            marker.section.fail(f"{group} is not allowed; allowed: {allowed}", "convrot_groupsize")
+        return group
+    weight = marker.tensors["weight"]
+    columns = weight.shape[1] * (2 if weight.dtype == "U8" else 1)
+    if columns % DEFAULT_GROUP_SIZE:
         marker.section.fail(
-            "true is not supported with convrot; its inputs are int8", "full_precision_matrix_mult"
+            f"is missing, and {DEFAULT_GROUP_SIZE} does not divide {columns} features",
+            "convrot_groupsize",
         )
-    return QuantScheme(
-        _quant(marker, QDType.INT8, Granularity.PER_CHANNEL, rotation_group=group), _INT8_TOKEN
-    )
+    _warn(marker, f"the marker names no convrot_groupsize; {DEFAULT_GROUP_SIZE} is assumed")
+    return DEFAULT_GROUP_SIZE
 
 
-def _fp8_scheme(marker: LayerMarker, dtype: QDType) -> QuantScheme:
-    _reject(marker, ("convrot", "high_first"))
-    weight = TensorQuant(dtype, _granularity(marker))
-    if "input_scale" in marker.tensors:
-        act = TensorQuant(dtype, Granularity.PER_TENSOR)
-    else:
-        act = TensorQuant(dtype, Granularity.PER_CHANNEL, dynamic=True)
-    return QuantScheme(weight, _input(marker, act))
-
-
-def _nvfp4_scheme(marker: LayerMarker, name: str) -> QuantScheme:
-    rotated = name == "convrot_nvfp4"
-    _reject(marker, ("high_first", "per_row") if rotated else ("high_first", "per_row", "convrot"))
+def _nvfp4_scheme(marker: LayerMarker, name: str, group: int | None) -> QuantScheme:
     for tensor in ("weight_scale", "weight_scale_2"):
         _tensor(marker, tensor, name)
-    block: dict[str, Any] = {"micro_scaled": True, "block_shape": (1, 16)}
-    weight = _quant(
-        marker,
+    if marker.section.boolean("high_first", default=False):
+        marker.section.fail(
+            "true is not supported; store even features in low nibbles", "high_first"
+        )
+    if not marker.section.has("high_first"):
+        _warn(marker, "the marker names no high_first; false is assumed")
+    weight = TensorQuant(
         QDType.NVFP4,
         Granularity.BLOCK,
+        micro_scaled=True,
+        block_shape=(1, 16),
         swizzled_scales=True,
-        rotation_group=_rotation_group(marker) if rotated else None,
-        **block,
+        rotation_group=group,
     )
-    act = TensorQuant(QDType.NVFP4, Granularity.BLOCK, dynamic=True, **block)
-    return QuantScheme(weight, _input(marker, act))
+    return QuantScheme(weight, _static(marker, name))
 
 
-def _quant(marker: LayerMarker, *args: Any, **kwargs: Any) -> TensorQuant:
-    try:
-        return TensorQuant(*args, **kwargs)
-    except QuantConfigError as error:
-        marker.section.fail(str(error), "convrot_groupsize")
-
-
-def _input(marker: LayerMarker, act: TensorQuant) -> TensorQuant | None:
-    return None if marker.section.boolean("full_precision_matrix_mult", default=False) else act
-
-
-def _rotation_group(marker: LayerMarker) -> int:
-    group = marker.section.integer("convrot_groupsize")
-    if group is None:
-        warnings.warn(
-            f"{marker.section.where()}: the marker names no convrot_groupsize; "
-            f"{DEFAULT_GROUP_SIZE} is assumed",
-            stacklevel=5,
+def _static(marker: LayerMarker, name: str) -> TensorQuant | None:
+    """Returns the input that a stored ``input_scale`` means, or None."""
+    if "input_scale" not in marker.tensors:
+        return None
+    if name in (_NVFP4, _CONVROT_NVFP4):
+        return TensorQuant(
+            QDType.NVFP4, Granularity.BLOCK, dynamic=True, micro_scaled=True, block_shape=(1, 16)
         )
-        return DEFAULT_GROUP_SIZE
-    if group < 1:
-        marker.section.fail(f"{group} is not a positive size", "convrot_groupsize")
-    return group
+    dtype = QDType.INT8 if name == _INT8 else QDType.FP8_E4M3
+    return TensorQuant(dtype, Granularity.PER_TENSOR)
 
 
-def _granularity(marker: LayerMarker) -> Granularity:
-    """Returns what the stored scale shows; ``per_row`` must not contradict it."""
-    weight, scale = marker.tensors["weight"], _tensor(marker, "weight_scale", "a quantized layer")
+def _granularity(marker: LayerMarker, weight: StoredTensor) -> Granularity:
+    """Returns what the stored scale shows; one scale with ``per_row`` stands for every row."""
+    scale = _tensor(marker, "weight_scale", "a quantized layer")
     count = math.prod(scale.shape)
     if count not in (1, weight.shape[0]):
         marker.section.fail(
@@ -193,7 +206,5 @@ def _tensor(marker: LayerMarker, name: str, wanted_by: str) -> StoredTensor:
     return marker.tensors[name]
 
 
-def _reject(marker: LayerMarker, keys: tuple[str, ...]) -> None:
-    for key in keys:
-        if marker.section.boolean(key, default=False):
-            marker.section.fail("true is not supported with this format", key)
+def _warn(marker: LayerMarker, message: str) -> None:
+    warnings.warn(f"{marker.section.where()}: {message}", stacklevel=6)

@@ -17,6 +17,7 @@ MARKER = "comfy_quant"
 METADATA_KEY = "_quantization_metadata"
 """Header entry that holds the descriptions of all layers."""
 
+_VERSION = "1.0"
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_MARKER_BYTES = 1 << 16
 
@@ -113,6 +114,13 @@ def _by_header(header: _Header) -> list[Section]:
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, dict):
         raise QuantConfigError(f'{place}: expected {{"layers": {{module: {{...}}}}}}')
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version is None:
+        warnings.warn(f"{place}: no format_version; {_VERSION} is assumed", stacklevel=4)
+    elif version != _VERSION:
+        raise QuantConfigError(
+            f"{place}: format_version {shown(version)} is not allowed; allowed: {_VERSION}"
+        )
     return [_section(value, header, module) for module, value in layers.items()]
 
 
