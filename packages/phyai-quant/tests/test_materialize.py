@@ -45,9 +45,8 @@ ONLINE = {
             ),
             "convrot_int8_g64",
         ),
-        (QuantScheme(TensorQuant("int8", "per_channel")), "int8_per_channel_a16"),
         (QuantScheme(TensorQuant("int8", "per_channel"), TOKEN_INT8), "int8_per_channel_int8"),
-        (QuantScheme(INT4), "int4_packed_block_1_128_a16"),
+        (QuantScheme(INT4, TOKEN_INT8), "int4_packed_block_1_128_int8"),
     ],
 )
 @pytest.mark.parametrize("sm", [None, 75, 90])

@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from phyai_quant.scheme import QuantScheme
+from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
 from phyai_quant.specs import int_codes
 from phyai_quant.specs.int_common import IntegerSpec, stores_as_rows, unsupported
 from phyai_quant.specs.slicing import local_parts
@@ -20,6 +20,14 @@ class Int8Spec(IntegerSpec):
     weight_dtype: torch.dtype | None = torch.int8
     layout = None
     code_name = "weight"
+
+    def __init__(self, weight: TensorQuant, activation: TensorQuant | None = None) -> None:
+        if weight.dtype is QDType.INT4:
+            raise QuantConfigError(
+                f"integer weights cannot be stored this way: weight is {weight.describe()}; "
+                "allowed: int8 in rows; int4 is kept packed"
+            )
+        super().__init__(weight, activation)
 
     def signed_codes(self, layer: nn.Module) -> torch.Tensor:
         """Returns the signed int8 codes ``[N, K]``."""

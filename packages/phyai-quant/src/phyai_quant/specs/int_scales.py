@@ -7,7 +7,7 @@ from torch import nn
 
 from phyai_quant.scheme import Granularity, QuantConfigError, TensorQuant
 from phyai_quant.specs import base, int_codes
-from phyai_quant.specs.slicing import local_parts
+from phyai_quant.specs.slicing import check_slices, local_parts
 
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SCALAR_SHAPES = ((), (1,), (1, 1))
@@ -176,25 +176,16 @@ def _unpack_rows(
 
 def _check_groups(layer: nn.Module, block_n: int, block_k: int) -> None:
     request = base.load_state(layer).request
-    for shard_id, width, part in zip(
-        request.shard_ids, request.logical_widths, request.slices, strict=True
-    ):
-        full = part.full_shape[1]
-        local = request.weight_shape[1]
-        for size, kind in ((full, "K"), (local, "the slice of K")):
-            if block_n == 1 and size % block_k:
-                raise QuantConfigError(
-                    f"{base.layer_name(layer)}: {kind} = {size} is not a multiple of the group "
-                    f"size {block_k}; allowed: whole groups; quantize with a group size that "
-                    "divides it, use another degree of tensor parallelism, or keep the layer "
-                    "unquantized"
-                )
-        if shard_id != request.shard_ids[-1] and width % block_n:
+    sizes = [(part.full_shape[1], "K") for part in request.slices]
+    for size, kind in (*sizes, (request.weight_shape[1], "the slice of K")):
+        if block_n == 1 and size % block_k:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: leg {shard_id!r} has {width} rows, which is not a "
-                f"multiple of the {block_n} rows of a scale block; only the last leg may end "
-                "inside a block"
+                f"{base.layer_name(layer)}: {kind} = {size} is not a multiple of the group "
+                f"size {block_k}; allowed: whole groups; quantize with a group size that "
+                "divides it, use another degree of tensor parallelism, or keep the layer "
+                "unquantized"
             )
+    check_slices(layer, "weight_scale", rows_per_entry=block_n, columns_per_entry=block_k)
 
 
 def _check_unsliced(layer: nn.Module) -> None:
