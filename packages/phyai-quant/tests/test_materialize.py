@@ -9,6 +9,7 @@ from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
 # the package exports the function under the same name
 MODULE = importlib.import_module("phyai_quant.materialize")
 HUMMING = importlib.import_module("phyai_quant.specs.humming")
+CHECKPOINT = importlib.import_module("phyai_quant.specs.humming_checkpoint")
 TOKEN_INT8 = TensorQuant("int8", "per_channel", dynamic=True)
 TOKEN_FP8 = TensorQuant("fp8_e4m3", "per_channel", dynamic=True)
 INT4 = TensorQuant("int4", "block", block_shape=(1, 128))
@@ -50,7 +51,8 @@ ONLINE = {
     ],
 )
 @pytest.mark.parametrize("sm", [None, 75, 90])
-def test_schemes_that_are_executed(scheme, spec_id, sm):
+def test_schemes_that_are_executed(scheme, spec_id, sm, monkeypatch):
+    monkeypatch.setattr(CHECKPOINT, "find_spec", lambda name: None)
     assert materialize(scheme, sm).spec_id == spec_id
 
 
@@ -88,7 +90,7 @@ def test_impossible_online_schemes_name_the_field():
 @pytest.mark.parametrize(
     "scheme",
     [
-        QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64), TOKEN_INT8),
+        QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64)),
         QuantScheme(INT4, TensorQuant("int8", "per_channel")),
         QuantScheme(TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16))),
         QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 16))),
@@ -99,7 +101,8 @@ def test_impossible_online_schemes_name_the_field():
     ],
     ids=lambda scheme: scheme.describe(),
 )
-def test_formats_on_disk_that_nothing_stores_are_named(scheme):
+def test_formats_on_disk_that_nothing_stores_are_named(scheme, monkeypatch):
+    monkeypatch.setattr(CHECKPOINT, "find_spec", lambda name: None)
     with pytest.raises(QuantConfigError, match="no weight format stores") as error:
         materialize(scheme, 90)
     assert scheme.describe() in str(error.value)

@@ -147,6 +147,10 @@ def test_widths_that_are_no_multiple_name_layer_and_groups(make_layer, columns, 
         ("weight", torch.zeros(5, 32), r"shape \[5, 32\], the layer expects \[5, 16\]"),
         ("weight", torch.zeros(5, 16, dtype=torch.int8), "checkpoint weight is torch.int8"),
         ("weight", torch.zeros(5, 16).to(torch.float8_e4m3fn), "is torch.float8_e4m3fn"),
+        ("weight", torch.zeros(80), r"shape \[80\], the layer expects \[5, 16\]"),
+        ("weight", torch.zeros(5, 16, 1), r"shape \[5, 16, 1\], the layer expects"),
+        ("weight", torch.zeros(()), r"shape \[\], the layer expects"),
+        ("weight", torch.zeros(5, 15), r"shape \[5, 15\], the layer expects"),
     ],
 )
 def test_bad_tensors_name_the_layer(make_layer, name, loaded, text):
@@ -172,5 +176,10 @@ def test_signature_and_id():
         granularity="per_channel",
         scale_dtype="fp32",
         storage_dtype="int8",
-        fields=(("activation", "int8"), ("rotation_group", 64)),
+        fields=(
+            ("activation", "int8"),
+            ("input_granularity", "per_channel"),
+            ("input_scale", "dynamic"),
+            ("rotation_group", 64),
+        ),
     )

@@ -1,5 +1,6 @@
 """Scales that float formats share: registration, checks, the scale of a static input."""
 
+import math
 from typing import cast
 
 import torch
@@ -10,6 +11,12 @@ from phyai_quant.specs import base
 
 E8M0_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
 """Dtypes in which checkpoints store powers of two."""
+
+INPUT_NAMES = ("input_scale", "input_global_scale")
+"""Checkpoint names of the scale of a static input; the second holds a reciprocal."""
+
+RECIPROCALS = ("weight_global_scale", "input_global_scale")
+"""Checkpoint names of scales that are stored as ``1 / multiplier``."""
 
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 
@@ -46,6 +53,17 @@ def check_scalar(layer: nn.Module, name: str, loaded: torch.Tensor) -> None:
         )
 
 
+def check_first(
+    layer: nn.Module, name: str, part: str, legs: range, names: tuple[str, ...]
+) -> None:
+    """Raises QuantConfigError when ``part`` of a leg has arrived already, under any name."""
+    if any((part, leg) in base.load_state(layer).loaded for leg in legs):
+        raise QuantConfigError(
+            f"{base.layer_name(layer)}: {part} is loaded twice, now as {name!r}; the checkpoint "
+            f"must hold one of {' and '.join(names)} per layer"
+        )
+
+
 def float_scale(layer: nn.Module, name: str, loaded: torch.Tensor) -> torch.Tensor:
     """Returns a scale in fp32; QuantConfigError when it is no floating tensor."""
     check_dtype(layer, name, loaded, _FLOAT_DTYPES)
@@ -65,3 +83,56 @@ def load_input_scale(layer: nn.Module, name: str, values: torch.Tensor) -> None:
     with torch.no_grad():
         # fmax ignores the NaN of a scale that is not loaded yet
         target.copy_(torch.fmax(target, values.reshape(1).to(target.device)))
+
+
+def load_input_part(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range) -> None:
+    """Keeps the largest of the legs' input scales as a multiplier and notes who has one.
+
+    Raises:
+        QuantConfigError: The scale is no scalar, not above 0, or given twice.
+    """
+    check_first(layer, name, "input_scale", legs, INPUT_NAMES)
+    value = torch.tensor([scalar(layer, name, loaded)])
+    load_input_scale(layer, name, 1.0 / value if name in RECIPROCALS else value)
+    base.load_state(layer).loaded.update(("input_scale", leg) for leg in legs)
+
+
+def finish_input(layer: nn.Module) -> bool:
+    """Returns whether the legs have an input scale; without one ``input_scale`` becomes None.
+
+    Raises:
+        QuantConfigError: Some legs have one and others have none.
+    """
+    state = base.load_state(layer)
+    ids = state.request.shard_ids
+    absent = [ids[leg] for leg in range(len(ids)) if ("input_scale", leg) not in state.loaded]
+    if len(absent) == len(ids):
+        layer.register_parameter("input_scale", None)
+    elif absent:
+        raise QuantConfigError(
+            f"{base.layer_name(layer)}: input_scale was loaded for some legs but never for "
+            f"{', '.join(map(repr, absent))}; the checkpoint must hold all of them or none"
+        )
+    return not absent
+
+
+def scalar(layer: nn.Module, name: str, loaded: torch.Tensor) -> float:
+    """Returns a scalar scale.
+
+    Raises:
+        QuantConfigError: It is no floating scalar, no finite multiplier of at least 0, or no
+            reciprocal above 0 (infinity is that of the scale 0).
+    """
+    values = float_scale(layer, name, loaded)
+    check_scalar(layer, name, values)
+    value = float(values.reshape(()))
+    if name in RECIPROCALS:
+        usable, allowed = value > 0, "a reciprocal above 0"
+    else:
+        usable, allowed = value >= 0 and math.isfinite(value), "a finite multiplier, 0 or more"
+    if not usable:
+        raise QuantConfigError(
+            f"{base.layer_name(layer)}: checkpoint tensor {name!r} is {value}; allowed: {allowed}; "
+            "quantize the layer again"
+        )
+    return value

@@ -5,9 +5,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from phyai_quant.scheme import Granularity, QuantConfigError, TensorQuant
+from phyai_quant.scheme import Granularity, TensorQuant
 from phyai_quant.specs import base
-from phyai_quant.specs._scales import E8M0_DTYPES, check_dtype, check_scalar, float_scale
+from phyai_quant.specs._scales import (
+    E8M0_DTYPES,
+    check_dtype,
+    check_first,
+    check_scalar,
+    float_scale,
+)
 from phyai_quant.specs.slicing import check_slices, local_parts
 
 WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
@@ -45,12 +51,7 @@ def load_weight_scale(
     a scalar for all rows of the leg. A block scale is ``[ceil(w/bn), ceil(K/bk)]``; e8m0 scales of
     a micro-scaled weight may be stored as uint8. w and K are those of the whole legs.
     """
-    state = base.load_state(layer)
-    if any(("weight_scale", leg) in state.loaded for leg in legs):
-        raise QuantConfigError(
-            f"{base.layer_name(layer)}: the weight scale is loaded twice, now as {name!r}; the "
-            f"checkpoint must hold one of {' and '.join(WEIGHT_SCALE_NAMES)} per layer"
-        )
+    check_first(layer, name, "weight_scale", legs, WEIGHT_SCALE_NAMES)
     target = cast("nn.Parameter", layer.weight_scale)
     values = _scale_values(layer, name, loaded, weight)
     is_scalar = values.numel() == 1 and values.ndim <= 2

@@ -42,6 +42,32 @@ def local_parts(
         QuantConfigError: The shape is not that of the whole tensor, or a leg or a slice begins or
             ends inside an entry.
     """
+    parts = whole_legs(
+        layer,
+        name,
+        loaded,
+        legs,
+        rows_per_entry=rows_per_entry,
+        columns_per_entry=columns_per_entry,
+    )
+    for leg, whole in parts:
+        yield _cut_leg(layer, name, whole, leg, rows_per_entry, columns_per_entry)
+
+
+def whole_legs(
+    layer: nn.Module,
+    name: str,
+    loaded: torch.Tensor,
+    legs: range,
+    *,
+    rows_per_entry: int = 1,
+    columns_per_entry: int | None = 1,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields index and whole tensor of every leg in a checkpoint tensor; see `local_parts`.
+
+    Raises:
+        QuantConfigError: The shape is not that of the whole tensor.
+    """
     request = base.load_state(layer).request
     heights = [_entries(request.slices[leg].full_shape[0], rows_per_entry) for leg in legs]
     _check_shape(layer, name, loaded, sum(heights), legs, columns_per_entry)
@@ -49,9 +75,8 @@ def local_parts(
         loaded = loaded.reshape(loaded.shape[0])
     start = 0
     for leg, height in zip(legs, heights, strict=True):
-        whole = loaded[start : start + height]
+        yield leg, loaded[start : start + height]
         start += height
-        yield _cut_leg(layer, name, whole, leg, rows_per_entry, columns_per_entry)
 
 
 def check_slices(
