@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai_quant.online_rules import check_online_scheme
-from phyai_quant.scheme import QuantConfigError, QuantScheme
+from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme
 from phyai_quant.specs import _packing, _rtn, base, humming_staging
 from phyai_quant.specs.bf16 import check_float_source
 from phyai_quant.specs.humming_format import (
@@ -42,10 +42,10 @@ class HummingSpec:
 
     def __init__(self, scheme: QuantScheme, sm: int | None = None) -> None:
         check_online_scheme(scheme)
-        if not scheme.online or scheme.weight.rotation_group is not None:
+        if not quantizes(scheme):
             raise QuantConfigError(
                 f"Humming does not store {scheme.describe()}; allowed: a weight that is quantized "
-                "at load and not rotated"
+                "at load and not rotated, with an input of at least 8 bits"
             )
         self.scheme = scheme
         self.packed = sm is not None
@@ -193,13 +193,19 @@ def _refuse_state_dict(layer: nn.Module, prefix: str, keep_vars: bool) -> None: 
     )
 
 
+def quantizes(scheme: QuantScheme) -> bool:
+    """Tells whether a scheme is Humming's: quantized at load, not rotated, no 4-bit input."""
+    four_bit_input = scheme.input is not None and scheme.input.dtype is QDType.NVFP4
+    return scheme.online and scheme.weight.rotation_group is None and not four_bit_input
+
+
 def build(scheme: QuantScheme | None, sm: int | None) -> Any:
     """Returns the spec of a weight that is quantized at load, else None.
 
     Raises:
         QuantConfigError: The GPU or a missing library keeps Humming from running it.
     """
-    if scheme is None or not scheme.online or scheme.weight.rotation_group is not None:
+    if scheme is None or not quantizes(scheme):
         return None
     if sm is not None:
         reason = why_unusable(scheme, sm, installed=find_spec("humming") is not None)
