@@ -13,6 +13,7 @@ _SPEC_MODULES = (
     "phyai_quant.specs.bf16",
     "phyai_quant.specs.convrot_int8",
     "phyai_quant.specs.humming",
+    "phyai_quant.specs.humming_checkpoint",
     "phyai_quant.specs.fp8",
     "phyai_quant.specs.int8",
     "phyai_quant.specs.int_packed",
