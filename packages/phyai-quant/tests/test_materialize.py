@@ -92,7 +92,10 @@ def test_impossible_online_schemes_name_the_field():
     [
         QuantScheme(TensorQuant("int8", "per_channel", rotation_group=64)),
         QuantScheme(INT4, TensorQuant("int8", "per_channel")),
-        QuantScheme(TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16))),
+        QuantScheme(
+            TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 16)), TOKEN_INT8
+        ),
+        QuantScheme(TensorQuant("mxfp4", "block", block_shape=(1, 32))),
         QuantScheme(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 16))),
         QuantScheme(TensorQuant("fp8_e4m3", "per_channel"), TOKEN_INT8),
         QuantScheme(TensorQuant("fp8_e4m3", "per_channel", symmetric=False)),
@@ -106,6 +109,30 @@ def test_formats_on_disk_that_nothing_stores_are_named(scheme, monkeypatch):
     with pytest.raises(QuantConfigError, match="no weight format stores") as error:
         materialize(scheme, 90)
     assert scheme.describe() in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("act", "sm", "layout"),
+    [
+        (None, 120, "linear"),
+        ("nvfp4", None, "linear"),
+        ("nvfp4", 90, "linear"),
+        ("nvfp4", 100, "128x4"),
+        ("nvfp4", 120, "128x4"),
+    ],
+)
+@pytest.mark.parametrize("online", [False, True])
+def test_nvfp4_scales_are_tiled_for_block_scaled_products(act, sm, layout, online, monkeypatch):
+    monkeypatch.setattr(HUMMING, "find_spec", lambda name: None)
+    monkeypatch.setattr(CHECKPOINT, "find_spec", lambda name: None)
+    block = {"micro_scaled": True, "block_shape": (1, 16)}
+    token = None if act is None else TensorQuant(act, "block", dynamic=True, **block)
+    scheme = QuantScheme(TensorQuant("nvfp4", "block", **block), token, online=online)
+    if online and act is None:
+        with pytest.raises(QuantConfigError, match="humming-kernels is not installed"):
+            materialize(scheme, sm)
+    else:
+        assert materialize(scheme, sm).spec_id == f"nvfp4_block_16_{layout}"
 
 
 def test_every_module_is_asked_in_order_and_hears_the_target(monkeypatch):

@@ -15,6 +15,8 @@ _SPEC_MODULES = (
     "phyai_quant.specs.humming",
     "phyai_quant.specs.humming_checkpoint",
     "phyai_quant.specs.fp8",
+    "phyai_quant.specs.nvfp4",
+    "phyai_quant.specs.mxfp4",
     "phyai_quant.specs.int8",
     "phyai_quant.specs.int_packed",
 )
@@ -45,7 +47,9 @@ def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpe
             return spec
     name = "an unquantized weight" if scheme is None else scheme.describe()
     raise QuantConfigError(
-        f"no weight format stores {name}; stored "
-        "formats: fp8_e4m3 weights (per_tensor, per_channel or block) with an unquantized or "
-        "fp8_e4m3 input"
+        f"no weight format stores {name}; stored formats, with the inputs they take: "
+        "fp8_e4m3 and fp8_e5m2 (per_tensor, per_channel, block; none or fp8), int8 (per_tensor, "
+        "per_channel, groups; none or int8), int4 groups (none), nvfp4 (none, nvfp4 or fp8), "
+        "mxfp4 (none, mxfp4 or fp8), rotated int8 per_channel (int8), rotated nvfp4 (none or "
+        "nvfp4)"
     )
