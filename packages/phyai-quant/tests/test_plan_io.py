@@ -84,6 +84,7 @@ def rules(*entries):
         ({"version": VERSION, "rule": []}, "p: rule: unknown key; known: version, source, rules"),
         ({"version": VERSION, "rules": {"a": 1}}, "p: rules: expected a list, got {'a': 1}"),
         ({"version": VERSION, "source": 3}, "p: source: 3 is not allowed"),
+        ({"version": VERSION, "rules": False}, "p: rules: expected a list, got False"),
         (rules(3), "p: rules[0]: expected an object, got 3"),
         (rules(RULE, {**RULE, "when": 1}), "p: rules[1].when: unknown key"),
         (rules({"match": {}, "scheme": None}), "p: rules[0].match: give exactly one of name, glob"),

@@ -47,7 +47,7 @@ def plan_from_dict(data: Any, *, source: str = "plan") -> QuantPlan:
     root.require_known(_PLAN_KEYS)
     if root.string("version") != VERSION:
         root.fail(f"{data.get('version')!r} is not allowed; allowed: {VERSION}", "version")
-    rules = data.get("rules") or []
+    rules = [] if data.get("rules") is None else data["rules"]
     if not isinstance(rules, list):
         root.fail(f"expected a list, got {rules!r}", "rules")
     entries = Section({f"rules[{index}]": rule for index, rule in enumerate(rules)}, source)

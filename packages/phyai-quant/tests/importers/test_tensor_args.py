@@ -16,7 +16,7 @@ def read(args, *, is_input=False):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ({}, TensorQuant("int8", "per_tensor")),
+        ({"num_bits": 8}, TensorQuant("int8", "per_tensor")),
         ({"strategy": "channel"}, TensorQuant("int8", "per_channel")),
         ({**FP8, "strategy": "tensor"}, TensorQuant("fp8_e4m3", "per_tensor")),
         (
@@ -120,6 +120,7 @@ def test_inputs(args, expected):
         ({"type": "fp"}, "type: 'fp' is not allowed; allowed: int, float"),
         ({**FP8, "symmetric": False}, "symmetric: false is not allowed for fp8_e4m3; it has no"),
         ({"symmetric": "no"}, "symmetric: 'no' is not allowed; allowed: true, false"),
+        ({}, "is empty; give num_bits, type and strategy, or null for unquantized"),
         ({"num_bits": 0}, "type 'int' with num_bits 0 is not supported"),
         ({"num_bits": 8.0}, "num_bits: 8.0 is not an integer"),
         ({**FP8, "group_size": 32, "scale_dtype": 3}, "scale_dtype: 3 is not allowed"),

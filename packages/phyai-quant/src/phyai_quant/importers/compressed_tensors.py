@@ -95,6 +95,8 @@ def _ignore_rules(config: Section) -> list[Rule]:
 
 def _group_rules(group: Section, storage: str | None) -> list[Rule]:
     group.require_known(_GROUP_KEYS)
+    if "weights" not in group.data:
+        group.fail("required key is missing; null keeps the targets unquantized", "weights")
     targets = group.strings("targets") if group.has("targets") else ("Linear",)
     group.reject("output_activations", "outputs of linear layers are not quantized")
     scheme = None

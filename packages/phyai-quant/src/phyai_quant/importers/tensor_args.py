@@ -42,6 +42,8 @@ def read_tensor_args(args: Section, *, is_input: bool = False) -> TensorQuant:
         QuantConfigError: Unknown or contradictory arguments, or numbers no kernel here computes.
     """
     args.require_known(_KNOWN_KEYS)
+    if not args.data:
+        args.fail("is empty; give num_bits, type and strategy, or null for unquantized")
     strategy, group_size = _strategy(args)
     _check_side(args, strategy, is_input=is_input)
     dtype, micro_scaled = _dtype(args, group_size)
