@@ -137,8 +137,8 @@ def encode_fp8(values: Tensor, dtype: QDType) -> Tensor:
     magnitude = values.abs()
     # frexp writes x as m * 2^e with m in [0.5, 1): the exponent of the leading bit is e - 1
     exponent = (torch.frexp(magnitude).exponent - 1).clamp_min(exponent_min)
-    steps = torch.ceil(torch.ldexp(magnitude, mantissa - exponent) - 0.5)
-    rounded = torch.ldexp(steps, exponent - mantissa).clamp_max(FLOAT_MAX[dtype])
+    steps = torch.ceil(magnitude * _power_of_two(mantissa - exponent) - 0.5)
+    rounded = (steps * _power_of_two(exponent - mantissa)).clamp_max(FLOAT_MAX[dtype])
     return torch.copysign(rounded, values).to(FP8_DTYPES[dtype])
 
 
@@ -169,8 +169,8 @@ def _quantize_mxfp4(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     wanted = largest.clamp_min(_RANGE_SEED) / FLOAT_MAX[QDType.MXFP4]
     mantissa, exponent = torch.frexp(wanted)
     # an exact power of two has mantissa 0.5 and must not be doubled
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(-127, 127)
-    scale = torch.ldexp(torch.ones_like(wanted), exponent)
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    scale = _power_of_two(exponent)
     stored = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
     return stored, encode_e2m1(blocks * scale.reciprocal()[..., None, None])
 
@@ -183,6 +183,11 @@ def _quantize_nvfp4(
     scale = (largest / 6.0 / global_scale).clamp(tiny, 448.0).to(torch.float8_e4m3fn)
     steps = (scale.float() * global_scale)[..., None, None]
     return global_scale, scale, encode_e2m1(blocks / steps)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Returns fp32 ``2^exponent`` of int32 exponents -126..127, exactly: powers on GPUs are not."""
+    return ((exponent + 127) << 23).view(torch.float32)
 
 
 def _to_blocks(weight: Tensor, quant: TensorQuant) -> Tensor:
