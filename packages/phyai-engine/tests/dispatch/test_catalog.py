@@ -62,22 +62,26 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 8
+    assert len(OP_MODULES) == 11
     assert set(catalog.ops()) == {
         "activation",
         "adarmsnorm",
+        "adarmsnorm_add",
         "attention",
         "attention_paged",
+        "causal_conv",
+        "channel_l2_norm",
         "embedding",
         "gemm",
         "layernorm",
         "modulate",
         "rmsnorm",
         "rmsnorm_add",
+        "rmsnorm_silu_mul",
         "rope",
     }
     assert catalog.coverage_gaps() == ()
-    assert catalog.libraries() == ("flashinfer", "humming")
+    assert catalog.libraries() == ("flashinfer", "humming", "triton")
 
 
 def test_every_row_constrains_a_required_fact(catalog):
@@ -101,10 +105,10 @@ def test_globs_keep_priority_order(catalog):
 
 
 def test_backends(catalog):
-    assert catalog.backends("rmsnorm") == ("flashinfer", "torch")
+    assert catalog.backends("rmsnorm") == ("flashinfer", "torch", "triton")
     assert catalog.ids_for_backend("rmsnorm", "Torch") == ("torch.rmsnorm",)
-    with pytest.raises(ValueError, match="no backend 'triton'; known: flashinfer, torch"):
-        catalog.ids_for_backend("rmsnorm", "triton")
+    with pytest.raises(ValueError, match="no backend 'humming'; known: flashinfer, torch, triton"):
+        catalog.ids_for_backend("rmsnorm", "humming")
 
 
 def test_unknown_names_are_suggested(catalog):

@@ -11,8 +11,9 @@ from phyai.dispatch import (
     UnknownOperationError,
     policy_from_mapping,
 )
-from phyai.dispatch.conditions import eq
-from phyai.dispatch.opspec import Impl
+from phyai.dispatch.catalog import Catalog
+from phyai.dispatch.conditions import eq, is_set
+from phyai.dispatch.opspec import Impl, OpSpec
 
 BF16 = {"dtype": {"input": "bf16"}}
 FP32 = {"dtype": {"input": "fp32"}}
@@ -84,15 +85,30 @@ def test_fallback_of_policy_and_rule(toy, defaults, rule, expected):
         choose(toy, policy, **WEIGHT)
 
 
-def test_fallback_error_excludes_references_when_no_rule_matches(toy, catalog):
+def test_fallback_error_excludes_references_when_no_rule_matches(toy):
     policy = {"defaults": {"fallback": "error"}}
     assert choose(toy, policy) == "fast.toy"
     with pytest.raises(NoKernelError, match="reference rows are excluded by fallback: error"):
         choose(toy, policy, **FP32, **WEIGHT)
-    # An operation that has only references loses nothing to fall back from.
-    only = selector(catalog, policy)
-    embedding = KernelQuery.build("embedding", dtype={"input": "int64", "weight": "fp32"})
-    assert only.select(embedding).kernel_id == "torch.embedding"
+
+
+def test_fallback_error_keeps_operations_that_have_only_references(recorder):
+    catalog = Catalog()
+    catalog.register_op(OpSpec(name="only", dtypes=("input",)))
+    catalog.register(
+        Impl(
+            kernel_id="torch.only",
+            op="only",
+            when=is_set("dtype.input"),
+            prepare=recorder("torch.only"),
+            priority=0,
+            reference=True,
+        )
+    )
+    chosen = selector(catalog, {"defaults": {"fallback": "error"}}).select(
+        KernelQuery.build("only", **FP32)
+    )
+    assert chosen.kernel_id == "torch.only"
 
 
 def test_override_is_strict(toy):

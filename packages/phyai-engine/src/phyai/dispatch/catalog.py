@@ -17,11 +17,14 @@ OP_MODULES = (
     "activation",
     "attention",
     "attention_paged",
+    "conv",
     "embedding",
     "gemm",
     "modulation",
     "norm",
+    "norm_fused",
     "rope",
+    "triton_rows",
 )
 
 

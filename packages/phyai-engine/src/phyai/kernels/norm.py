@@ -23,18 +23,18 @@ _ANY = ParamContract.any_float()
 _VARIANT: Predicate = one_of("attrs.variant", "rms", "gemma", kind=FactKind.STR)
 
 
-def _normalized(x: Tensor, eps: float) -> Tensor:
+def normalized(x: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x²) + eps)`` over the last axis, in fp32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
 def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (_normalized(x, eps) * weight.float()).to(x.dtype)
+    return (normalized(x, eps) * weight.float()).to(x.dtype)
 
 
 def _gemma_rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (_normalized(x, eps) * (1.0 + weight.float())).to(x.dtype)
+    return (normalized(x, eps) * (1.0 + weight.float())).to(x.dtype)
 
 
 def _add_then(norm: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -58,9 +58,10 @@ def _layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     )
 
 
-def _adarmsnorm(x: Tensor, modulation: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def adarmsnorm(x: Tensor, modulation: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns ``rms(x) * (1 + scale) + shift`` and the gate of ``modulation`` [..., 3 * H]."""
     scale, shift, gate = modulation.float().chunk(3, dim=-1)
-    out = _normalized(x, eps) * (1.0 + scale) + shift
+    out = normalized(x, eps) * (1.0 + scale) + shift
     return out.to(x.dtype), gate.to(x.dtype)
 
 
@@ -230,7 +231,7 @@ def populate(catalog: Catalog) -> None:
             kernel_id="torch.adarmsnorm",
             op="adarmsnorm",
             when=is_set("dtype.input"),
-            prepare=returns(_adarmsnorm),
+            prepare=returns(adarmsnorm),
             priority=Priority.REFERENCE,
             reference=True,
         )

@@ -1,4 +1,7 @@
-"""Rotary position embedding with half-split pairs ``(i, i + rotary_dim / 2)``."""
+"""Rotary position embedding.
+
+Pairs are halves ``(i, i + rotary_dim / 2)``, or neighbours ``(2 i, 2 i + 1)`` when interleaved.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,19 +14,29 @@ from phyai.dispatch.conditions import eq, is_set, one_of, same
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
-from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
+from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     width = 2 * cos.shape[-1]
-    first, second = x[..., :width].float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    wide = x[..., :width].float()
+    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
+    parts = first * cos - second * sin, second * cos + first * sin
+    turned = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
     return torch.cat((turned.to(x.dtype), x[..., width:]), dim=-1)
 
 
-def _rope(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = cos_sin_cache[positions].float().unsqueeze(-2).chunk(2, dim=-1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+def _eager_rope(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
+    interleaved = facts.get("attrs.interleave") is True
+
+    def run(
+        positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = cos_sin_cache[positions].float().unsqueeze(-2).chunk(2, dim=-1)
+        query = _rotate(q, cos, sin, interleaved=interleaved)
+        return query, _rotate(k, cos, sin, interleaved=interleaved)
+
+    return run
 
 
 def _flashinfer_rope(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
@@ -78,8 +91,8 @@ def populate(catalog: Catalog) -> None:
         Impl(
             kernel_id="eager.rope",
             op="rope",
-            when=all_of(is_set("attrs.rope_type"), pairs),
-            prepare=returns(_rope),
+            when=is_set("attrs.rope_type"),
+            prepare=_eager_rope,
             priority=Priority.REFERENCE,
             reference=True,
         )

@@ -1,0 +1,1 @@
+"""The engine's own Triton kernels. Importing a module of this package needs Triton."""

@@ -1,0 +1,19 @@
+"""What row-wise launchers share."""
+
+import triton
+from torch import Tensor
+
+MAX_HIDDEN = 16384
+"""Longest row that a program holds in registers."""
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """Returns ``x`` [..., H] as [rows, H] with unit column stride; copies only if it must."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def row_block(hidden: int) -> dict[str, int]:
+    """Returns the block that holds one row, and its warps: about eight values a thread."""
+    block = triton.next_power_of_2(hidden)
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}

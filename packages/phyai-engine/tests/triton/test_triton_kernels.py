@@ -1,0 +1,104 @@
+"""The engine's Triton kernels: numerics in the interpreter or on a GPU, machine code for all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from phyai.triton import activation, adaptive, causal_conv, embedding, norms, rope
+
+CHECKS = Path(__file__).with_name("kernel_checks.py")
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+KERNELS = {
+    "rms": (norms._rms_kernel, {"GEMMA": True, "ADD": True, "BLOCK": 2048}),
+    "layer": (norms._layer_kernel, {"HAS_BIAS": True, "BLOCK": 2048}),
+    "silu_mul": (norms._silu_mul_kernel, {"BLOCK": 2048}),
+    "channel": (norms._channel_kernel, {"HAS_BIAS": True, "POSITIONS": 16, "BLOCK": 128}),
+    "adaptive": (adaptive._adaptive_kernel, {"ADD": True, "BLOCK": 1024}),
+    "modulate": (adaptive._modulate_kernel, {"BLOCK": 1024}),
+    "activation": (activation._activation_kernel, {"KIND": 0, "GATED": True, "BLOCK": 1024}),
+    "embedding": (embedding._embedding_kernel, {"BLOCK": 1024}),
+    "rope": (
+        rope._rope_kernel,
+        {"HALF": 128, "INTERLEAVED": False, "REST": 8, "BLOCK": 128, "REST_BLOCK": 8},
+    ),
+    "causal_conv": (
+        causal_conv._causal_conv_kernel,
+        {"TAPS": 4, "SILU": True, "TOKENS": 16, "CHANNELS": 256},
+    ),
+}
+POINTERS = {
+    "bias": "*fp32",
+    "cache": "*fp32",
+    "eps": "fp32",
+    "gate": "*bf16",
+    "ids": "*i64",
+    "key": "*bf16",
+    "key_out": "*bf16",
+    "modulation": "*fp32",
+    "out": "*bf16",
+    "positions": "*i64",
+    "query": "*bf16",
+    "query_out": "*bf16",
+    "residual": "*bf16",
+    "shift": "*bf16",
+    "total": "*bf16",
+    "weight": "*fp32",
+    "x": "*bf16",
+}
+TYPES = {"modulate": {"scale": "*bf16"}, "channel": {"positions": "i32", "scale": "fp32"}}
+
+
+def run_checks(*arguments, **environment):
+    result = subprocess.run(
+        [sys.executable, str(CHECKS), *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "kernel checks passed" in result.stdout
+
+
+def test_numerics_in_the_interpreter():
+    run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+def test_numerics_on_the_gpu():
+    run_checks("cuda")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_compiles_to_machine_code(name, architecture, tmp_path, monkeypatch):
+    target = TARGETS[architecture]
+    backend = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    if backend not in triton.backends.backends:
+        pytest.skip(f"this Triton has no {backend} backend")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, constants = KERNELS[name]
+    types = POINTERS | TYPES.get(name, {})
+    signature = {
+        argument: "constexpr" if argument in constants else types.get(argument, "i32")
+        for argument in kernel.arg_names
+    }
+    compiled = triton.compile(ASTSource(kernel, signature, constants), target=target)
+    assert compiled.asm["cubin" if target.backend == "cuda" else "hsaco"][:4] == b"\x7fELF"
