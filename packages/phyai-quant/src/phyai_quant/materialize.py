@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _SPEC_MODULES = (
     "phyai_quant.specs.bf16",
     "phyai_quant.specs.convrot_int8",
+    "phyai_quant.specs.convrot_nvfp4",
     "phyai_quant.specs.humming",
     "phyai_quant.specs.humming_checkpoint",
     "phyai_quant.specs.fp8",
