@@ -37,11 +37,13 @@ def test_asking_for_humming_does_not_import_it():
     code = """
 import sys
 from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
-try:
-    materialize(QuantScheme(TensorQuant("int4", "block", block_shape=(1, 128)), online=True), 90)
-except QuantConfigError:
-    sys.exit("humming was imported" if "humming" in sys.modules else 0)
-sys.exit("nothing was refused")
+weight = TensorQuant("int4", "block", block_shape=(1, 128))
+for online in (False, True):
+    try:
+        materialize(QuantScheme(weight, online=online), 90)
+    except QuantConfigError as error:
+        assert "humming-kernels is not installed" in str(error), error
+sys.exit("humming was imported" if "humming" in sys.modules else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

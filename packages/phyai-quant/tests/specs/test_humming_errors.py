@@ -8,7 +8,7 @@ from torch import nn
 from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
 from phyai_quant.specs import humming_pack
 from phyai_quant.specs.base import AllocationRequest, LegSlice
-from phyai_quant.specs.humming import HummingSpec
+from phyai_quant.specs.humming import HummingSpec, build
 
 
 def token(dtype):
@@ -203,11 +203,16 @@ def test_tiles_divide_the_layer_for_every_batch(answer, text, make_layer, monkey
 
 def test_schemes_of_other_formats_are_refused():
     offline = QuantScheme(SCHEMES["w4a16"].weight)
-    rotated = QuantScheme(
-        TensorQuant("int8", "per_channel", rotation_group=64),
-        token("int8"),
-        online=True,
-    )
+    rotated_weight = TensorQuant("int8", "per_channel", rotation_group=64)
+    rotated = QuantScheme(rotated_weight, token("int8"), online=True)
     for scheme in (offline, rotated):
         with pytest.raises(QuantConfigError, match="quantized at load and not rotated"):
             HummingSpec(scheme)
+        assert build(scheme, 90) is None
+    four_bits = QuantScheme(
+        SCHEMES["nvfp4_a16"].weight,
+        TensorQuant("nvfp4", "block", block_shape=(1, 16), micro_scaled=True, dynamic=True),
+        online=True,
+    )
+    assert build(four_bits, 90) is None
+    assert build(None, 90) is None
