@@ -6,14 +6,12 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, TensorQuant
-from phyai_quant.specs import base, int_codes
-from phyai_quant.specs.fp8 import Fp8Spec
+from phyai_quant.specs import _activations, base, int_codes
 
 SCALE_FLOOR = 1e-30
 """Smallest dynamic scale, so that zeros stay zeros."""
 
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_FP8_WEIGHT = TensorQuant(QDType.FP8_E4M3, Granularity.PER_CHANNEL)
 
 
 def unsupported(act: TensorQuant) -> str:
@@ -97,18 +95,18 @@ def quantize(x: torch.Tensor, layer: nn.Module, act: TensorQuant) -> base.Activa
 
     A dynamic symmetric scale is ``max|x| / (2^(b-1) - 1)``. A dynamic asymmetric one spans
     ``[min(x, 0), max(x, 0)]`` over all codes. Both are at least 1e-30. fp8 inputs follow
-    `Fp8Spec.quantize_activation`.
+    `_activations.quantize`.
     """
-    if act.dtype not in int_codes.BITS:
-        return Fp8Spec(_FP8_WEIGHT, act).quantize_activation(x, layer)
-    rows = x.reshape(-1, x.shape[-1]).float()
-    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
-    zero = None
+    scale = zero = None
     if not act.dynamic:
         scale = cast("nn.Parameter", layer.input_scale).detach()
         if not act.symmetric:
             zero = cast("nn.Parameter", layer.input_zero_point).detach()
-    else:
+    if act.dtype not in int_codes.BITS:
+        return _activations.quantize(x, act, scale)
+    rows = x.reshape(-1, x.shape[-1]).float()
+    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
+    if scale is None:
         scale, zero = _range_of(rows, act)
     quotients = rows / _per_element(scale, rows, act)
     if zero is not None:
