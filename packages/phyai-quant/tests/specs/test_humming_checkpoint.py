@@ -151,15 +151,23 @@ def test_nothing_is_allocated_on_the_layer_while_loading(name, build, make_layer
 
 @every_scheme
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((7, 64), torch.bfloat16), ((64, 64), torch.float32)], ids=str
+    ("shape", "dtype", "reason"),
+    [
+        ((7, 64), torch.bfloat16, "N = 7 is not a multiple of 64"),
+        ((64, 64), torch.float32, "params_dtype is torch.float32"),
+    ],
+    ids=str,
 )
-def test_layers_without_a_kernel_keep_the_portable_format(name, shape, dtype, build, make_layer):
+def test_layers_without_a_kernel_keep_the_portable_format(
+    name, shape, dtype, reason, build, make_layer
+):
     spec = build(SCHEMES[name], 90)
     tensors, values = tensors_of(SCHEMES[name], *shape)
     layer = make_layer()
     layer.spec = spec
     load(layer, spec, AllocationRequest(shape, dtype), {None: tensors})
     assert layer.spec is spec.portable
+    assert layer.humming_refusal.startswith(reason)
     assert not hasattr(layer, "humming_config")
     torch.testing.assert_close(layer.spec.dequantize_weight(layer), values, rtol=1e-6, atol=0)
     assert torch.equal(spec.dequantize_weight(layer), layer.spec.dequantize_weight(layer))
@@ -173,6 +181,7 @@ def test_a_layer_that_is_not_on_the_gpu_keeps_the_portable_format(build, make_la
     layer = make_layer()
     load(layer, spec, AllocationRequest((64, 64), torch.bfloat16), {None: tensors})
     assert torch.equal(spec.dequantize_weight(layer), values)
+    assert "on an NVIDIA GPU, but the layer is on cpu" in layer.humming_refusal
 
 
 def test_scales_beyond_fp16_keep_the_portable_format(build, packed, make_layer):

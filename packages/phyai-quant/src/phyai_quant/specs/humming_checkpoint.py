@@ -21,7 +21,8 @@ class HummingCheckpointSpec:
 
     The portable format loads and checks the tensors in CPU memory. `process_after_loading` packs
     them when the layer's shape and dtype suit the GPU's kernels; otherwise the layer keeps the
-    portable format, and ``layer.spec``, if there is one, becomes it.
+    portable format, ``layer.humming_refusal`` says why, and ``layer.spec``, if there is one, becomes
+    the portable format.
 
     Scales of integers are cast to the layer's ``params_dtype``. The global scales of nvfp4 legs
     stay fp32 when the legs agree; else every row gets its own in ``params_dtype``.
@@ -86,22 +87,26 @@ class HummingCheckpointSpec:
             return
         staging = cast("nn.Module", vars(layer)["humming_staging"])
         self.portable.process_after_loading(staging)
-        if not self._packs(layer, staging):
+        refusal = self._pack(layer, staging)
+        if refusal is not None:
+            vars(layer)["humming_refusal"] = refusal
             _adopt(layer, staging)
             if "spec" in vars(layer):
                 vars(layer)["spec"] = self.portable
         del vars(layer)["humming_staging"]
         base.load_state(layer).finished = True
 
-    def _packs(self, layer: nn.Module, staging: nn.Module) -> bool:
+    def _pack(self, layer: nn.Module, staging: nn.Module) -> str | None:
+        """Packs the layer, or returns why it cannot."""
         request = base.load_state(layer).request
-        if find_misfit(self.stored, request, packed=True) is not None:
-            return False
+        misfit = find_misfit(self.stored, request, packed=True)
+        if misfit is not None:
+            return misfit
         try:
             finish_packed(layer, self.stored, raw_tensors(staging, self.stored, request))
-        except QuantConfigError:
-            return False
-        return True
+        except QuantConfigError as error:
+            return str(error)
+        return None
 
     def dequantize_weight(self, layer: nn.Module) -> Tensor:
         """Returns the weight ``[N, K]`` in fp32 when the layer keeps the portable format.

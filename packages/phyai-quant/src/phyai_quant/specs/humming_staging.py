@@ -144,7 +144,9 @@ def _quantize_in_chunks(
     ]
     codes = torch.cat([_code_bytes(result.codes, stored).cpu() for result in results])
     shared = stored.scale_type == "tensor"
-    scale = torch.cat([result.scale.cpu() for result in results[: 1 if shared else None]])
+    scales = [result.scale.cpu() for result in results[: 1 if shared else None]]
+    # joined as bytes: not every PyTorch joins scales of 8 bits
+    scale = torch.cat([part.view(torch.uint8) for part in scales]).view(scales[0].dtype)
     second = results[0].global_scale
     return _rtn.QuantizedWeight(codes, scale, None if second is None else second.cpu())
 
