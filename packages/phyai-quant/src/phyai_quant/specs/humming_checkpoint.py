@@ -20,9 +20,8 @@ class HummingCheckpointSpec:
     """A weight-only int4, int8, nvfp4 or mxfp4 checkpoint whose codes Humming packs unchanged.
 
     The portable format loads and checks the tensors in CPU memory. `process_after_loading` packs
-    them when the layer's shape and dtype suit the GPU's kernels; otherwise the layer keeps the
-    portable format, ``layer.humming_refusal`` says why, and ``layer.spec``, if there is one, becomes
-    the portable format.
+    them when the layer's shape and dtype suit the GPU's kernels. Otherwise the layer keeps the
+    portable format: ``layer.humming_refusal`` says why, and ``layer.spec``, if there, becomes it.
 
     Scales of integers are cast to the layer's ``params_dtype``. The global scales of nvfp4 legs
     stay fp32 when the legs agree; else every row gets its own in ``params_dtype``.
