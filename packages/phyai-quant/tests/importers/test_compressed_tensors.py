@@ -188,6 +188,15 @@ def test_equal_nested_configs_agree_and_others_do_not(checkpoint):
         (config({"targets": ["Linear"]}), "group_0.weights: required key is missing; null keeps"),
         (config({"weights": {}}), "group_0.weights: is empty; give num_bits, type and strategy"),
         (config(group(["Linear"]), kv_cache_scheme={}), "kv_cache_scheme: is empty; give"),
+        (
+            config(group(["Linear"], INT8, {"type": "float", "num_bits": 4, "group_size": 32})),
+            "group_0.input_activations: mxfp4 block[1,32] micro-scaled with int8 weights is not "
+            "supported; supported: int8, fp8_e4m3",
+        ),
+        (
+            config(group(["Linear"], FP8, {**FP8_TOKEN, "dynamic": False})),
+            "group_0.input_activations: fp8_e4m3 per_channel needs scales that are computed at run",
+        ),
         ({**METHOD, "config_groups": {"g": None}}, "config_groups.g: is null; give the group"),
         (config(), "config_groups: quantizes no weights and no cache; give a group"),
         (METHOD, "config_groups: quantizes no weights and no cache"),

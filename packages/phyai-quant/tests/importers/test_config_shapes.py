@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from phyai_quant import QuantConfigError, load_quant_plan
+from phyai_quant import QuantConfigError, load_quant_plan, materialize
 
 SHAPES = YAML(typ="safe").load((Path(__file__).parent / "config_shapes.yaml").read_text("utf-8"))
 CASES = [(section, case) for section, cases in SHAPES.items() for case in cases]
@@ -81,6 +81,8 @@ def test_shape(section, case, tmp_path):
     assert {layer: describe(plan, layer) for layer in case["plan"]} == case["plan"]
     cache = None if plan.kv_cache is None else plan.kv_cache.describe()
     assert cache == case.get("cache")
+    for scheme in {plan.default, *(rule.scheme for rule in plan.rules)}:
+        materialize(scheme)
     texts = [str(warning.message) for warning in caught]
     assert len(texts) == ("warning" in case), texts
     assert case.get("warning", "") in "".join(texts)

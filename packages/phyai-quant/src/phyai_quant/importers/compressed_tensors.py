@@ -6,7 +6,7 @@ from phyai_quant.importers.base import ConfigSources, Section, make_rule
 from phyai_quant.importers.presets import preset_args, preset_names
 from phyai_quant.importers.tensor_args import read_kv_cache, read_tensor_args
 from phyai_quant.plan import MatcherKind, QuantPlan, Rule
-from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
+from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 
 _KNOWN_KEYS = (
     "quant_method",
@@ -33,6 +33,18 @@ _FORMATS: dict[str, tuple[QDType, ...]] = {
     "mixed-precision": tuple(QDType),
 }
 """Each format and the weights it stores."""
+
+_INPUTS: dict[QDType, tuple[QDType, ...]] = {
+    QDType.INT8: (QDType.INT8, QDType.FP8_E4M3),
+    QDType.INT4: (QDType.INT8, QDType.FP8_E4M3),
+    QDType.FP8_E4M3: (QDType.FP8_E4M3,),
+    QDType.NVFP4: (QDType.NVFP4, QDType.FP8_E4M3),
+    QDType.MXFP4: (QDType.MXFP4, QDType.FP8_E4M3),
+}
+"""Each weight and the quantized inputs that go with it."""
+
+_MX_PARTNERS = (QDType.FP8_E4M3, QDType.MXFP4)
+"""Weights that go with mxfp8 inputs."""
 
 _MX8 = "mxfp8-quantized"
 _PRECEDENCE = (MatcherKind.NAME, MatcherKind.REGEX, MatcherKind.MODULE_CLS)
@@ -104,7 +116,7 @@ def _group_rules(group: Section, storage: str | None) -> list[Rule]:
         weight = _stored_weight(group, storage)
         activation = None
         if group.has("input_activations"):
-            activation = read_tensor_args(group.section("input_activations"), is_input=True)
+            activation = _stored_input(group, weight)
         scheme = QuantScheme(weight, activation)
     elif targets:
         group.reject("input_activations", "activations without a quantized weight")
@@ -125,6 +137,25 @@ def _stored_weight(group: Section, storage: str | None) -> TensorQuant:
             "weights",
         )
     return weight
+
+
+def _stored_input(group: Section, weight: TensorQuant) -> TensorQuant:
+    act = read_tensor_args(group.section("input_activations"), is_input=True)
+    fp8_micro = act.micro_scaled and act.dtype is QDType.FP8_E4M3
+    if act.dtype not in _INPUTS[weight.dtype] or (fp8_micro and weight.dtype not in _MX_PARTNERS):
+        group.fail(
+            f"{act.describe()} with {weight.dtype.value} weights is not supported; supported: "
+            f"{', '.join(_INPUTS[weight.dtype])}",
+            "input_activations",
+        )
+    static = act.granularity is Granularity.PER_TENSOR or act.dtype is QDType.NVFP4
+    if not act.dynamic and not static:
+        group.fail(
+            f"{act.describe()} needs scales that are computed at run time; give dynamic: true, or "
+            "strategy 'tensor'",
+            "input_activations",
+        )
+    return act
 
 
 def _entry_rule(section: Section, key: str, entry: str, scheme: QuantScheme | None) -> Rule:
