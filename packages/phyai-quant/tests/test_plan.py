@@ -90,6 +90,7 @@ def test_a_glob_ignores_root_differences():
         ("name", "", "needs a non-empty string"),
         ("glob", None, "needs a non-empty string, not None"),
         ("regex", "(", "invalid regular expression '('"),
+        ("regex", "a{99999999999999999999}", "invalid regular expression 'a{"),
         ("name", ".transformer.layers.31.mlp.fc2", "has an empty segment"),
         ("name", "a..b", "has an empty segment"),
     ],

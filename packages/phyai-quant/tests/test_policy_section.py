@@ -93,6 +93,18 @@ def test_absent_and_empty_sections():
     assert empty.default is None
 
 
+@pytest.mark.parametrize("rotation", [None, 64])
+def test_nvfp4_inputs_parse(rotation):
+    rotated = {} if rotation is None else {"rotation_group": rotation}
+    section = rule(weight={"dtype": "nvfp4", **rotated}, input={"dtype": "nvfp4"})
+    micro = {"granularity": "block", "micro_scaled": True, "block_shape": (1, 16)}
+    assert parse_quantization_section(section).resolve("a") == QuantScheme(
+        TensorQuant("nvfp4", rotation_group=rotation, **micro),
+        TensorQuant("nvfp4", dynamic=True, **micro),
+        online=True,
+    )
+
+
 def test_rules_keep_their_order_and_kinds():
     section = {
         "method": "rtn",

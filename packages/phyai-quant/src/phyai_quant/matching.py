@@ -100,7 +100,7 @@ def compile_regex(pattern: str) -> re.Pattern[str]:
     """Compiles ``pattern``; an invalid one is a QuantConfigError."""
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise QuantConfigError(f"invalid regular expression {pattern!r}: {error}") from error
 
 

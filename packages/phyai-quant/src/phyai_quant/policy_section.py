@@ -205,13 +205,16 @@ def _parse_tensor(node: _Node, dtypes: Sequence[QDType], *, is_input: bool) -> T
     rotation = node.value.get("rotation_group")
     if rotation is not None and (not isinstance(rotation, int) or isinstance(rotation, bool)):
         node.fail(f"{rotation!r} is not an integer", "rotation_group")
+    symmetric = node.boolean("symmetric", default=True)
+    dynamic = node.boolean("dynamic", default=is_input)
+    micro_scaled = node.boolean("micro_scaled", default=dtype in MICRO_BLOCKS)
     try:
         return TensorQuant(
             dtype=dtype,
             granularity=Granularity(granularity),
-            symmetric=node.boolean("symmetric", default=True),
-            dynamic=node.boolean("dynamic", default=is_input),
-            micro_scaled=node.boolean("micro_scaled", default=dtype in MICRO_BLOCKS),
+            symmetric=symmetric,
+            dynamic=dynamic,
+            micro_scaled=micro_scaled,
             block_shape=block_shape,
             rotation_group=rotation,
         )

@@ -1,0 +1,243 @@
+"""Faults that people met with quantized checkpoints elsewhere, each as its right behaviour."""
+
+import math
+
+import pytest
+import torch
+
+from phyai_quant import QuantConfigError, load_quant_plan, materialize
+from phyai_quant.checkpoint import check_unquantized_dtypes
+from phyai_quant.disk_checks import check_quantized_layers, check_shapes
+from phyai_quant.plan import warn_unmatched
+from phyai_quant.specs.base import AllocationRequest
+
+ATTN = "model.layers.0.self_attn"
+MLP = "model.layers.0.mlp"
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FP4_GROUPS = {"config_groups": {"NVFP4": ["Linear"]}}
+
+
+def compressed(*presets, **values):
+    groups = {"config_groups": {preset: ["Linear"] for preset in presets}}
+    return {"quant_method": "compressed-tensors", **groups, **values}
+
+
+def modelopt(**quantization):
+    return {"producer": {"name": "modelopt"}, "quantization": quantization}
+
+
+def scheme(plan, name, **kwargs):
+    return plan.resolve(name, "Linear", **kwargs)
+
+
+def test_ignoring_a_fused_layer_ignores_its_shards_and_the_reverse(checkpoint):
+    fused = load_quant_plan(checkpoint(compressed("FP8", ignore=[f"{ATTN}.qkv_proj"])))
+    shards = [f"{ATTN}.{leg}_proj" for leg in "qkv"]
+    for plan in (fused, load_quant_plan(checkpoint(compressed("FP8", ignore=shards)))):
+        assert all(scheme(plan, name) is None for name in (f"{ATTN}.qkv_proj", *shards))
+    some = load_quant_plan(checkpoint(compressed("FP8", ignore=shards[:1])))
+    with pytest.raises(QuantConfigError, match=r"q_proj: unquantized \[name"):
+        scheme(some, f"{ATTN}.qkv_proj")
+
+
+def test_a_wrapper_suffix_hides_no_ignore_entry(checkpoint):
+    for entry, name in (
+        (f"{MLP}.down_proj.linear", "down_proj"),
+        (f"{MLP}.up_proj", "up_proj.linear"),
+    ):
+        plan = load_quant_plan(checkpoint(compressed("NVFP4", ignore=[entry])))
+        assert scheme(plan, f"{MLP}.{name}") is None
+
+
+def test_an_ignore_entry_that_matches_nothing_is_named_with_file_and_key(checkpoint):
+    directory = checkpoint(compressed("NVFP4", ignore=["vision.q_proj", f"{MLP}.down_proj"]))
+    plan = load_quant_plan(directory)
+    place = f"{directory / 'config.json'}: quantization_config.ignore: vision.q_proj"
+    with pytest.warns(UserWarning, match="matches no layer of this model") as caught:
+        warn_unmatched(plan, {f"{MLP}.down_proj": "Linear"})
+    assert place in str(caught[0].message)
+    assert len(caught) == 1
+
+
+def test_a_layer_fused_from_ignored_leaves_is_ignored(checkpoint):
+    leaves = [f"in_proj_{leaf}" for leaf in ("qkv", "g", "fa", "b")]
+    plan = load_quant_plan(checkpoint(compressed("FP8", ignore=[f"a.{leaf}" for leaf in leaves])))
+    assert scheme(plan, "a.in_proj_qkvgfab", legs=leaves) is None
+
+
+@pytest.mark.parametrize("cache", ["FP8", {"num_bits": 8, "type": "float", "strategy": "tensor"}])
+def test_a_config_for_the_cache_alone_quantizes_no_layer(checkpoint, cache):
+    group = {"targets": [], "weights": None, "input_activations": None}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    with pytest.warns(UserWarning, match="caches stay unquantized"):
+        plan = load_quant_plan(checkpoint({**config, "kv_cache_scheme": cache}))
+    assert (plan.rules, plan.default) == ((), None)
+    assert plan.kv_cache.dtype == "fp8_e4m3"
+
+
+def test_a_multimodal_prefix_hides_no_entry(checkpoint):
+    entry = "model.language_model.layers.1.ple.key_proj"
+    plan = load_quant_plan(checkpoint({**FP8, "ignored_layers": [entry]}))
+    for name in (entry, "model.layers.1.ple.key_proj", "layers.1.ple.key_proj"):
+        assert scheme(plan, name) is None
+    other = "model.vision_model.layers.1.ple.key_proj"
+    assert scheme(plan, other) is not None
+    with pytest.raises(QuantConfigError, match=f"{other}.weight \\(BF16\\): not quantized, but"):
+        check_quantized_layers({f"{other}.weight": "BF16"}, plan, {other: "Linear"})
+
+
+def test_both_keys_of_the_skip_list_count(checkpoint):
+    q_proj, o_proj = f"{ATTN}.q_proj", f"{ATTN}.o_proj"
+    for config in (
+        {"ignored_layers": [q_proj, o_proj], "modules_to_not_convert": None},
+        {"ignored_layers": None, "modules_to_not_convert": [q_proj, o_proj]},
+        {"ignored_layers": [q_proj], "modules_to_not_convert": [o_proj, q_proj]},
+    ):
+        plan = load_quant_plan(checkpoint({**FP8, **config}))
+        assert scheme(plan, q_proj) is scheme(plan, o_proj) is None
+        assert scheme(plan, f"{ATTN}.k_proj") is not None
+
+
+@pytest.mark.parametrize("name", [".transformer.layers.31.mlp.fc2", "a..b", "a."])
+def test_a_name_with_an_empty_segment_is_refused(checkpoint, name):
+    with pytest.raises(QuantConfigError, match="has an empty segment"):
+        load_quant_plan(checkpoint({**FP8, "ignored_layers": [name]}))
+    with pytest.raises(QuantConfigError, match="has an empty segment"):
+        scheme(load_quant_plan(checkpoint(FP8)), name)
+
+
+def test_quantized_tensors_without_a_config_are_refused(checkpoint):
+    plan = load_quant_plan(checkpoint(use_fp8_experts=True))
+    assert plan is None
+    for name in ("mlp.experts.0.up_proj.weight", "mlp.experts.gate_up_proj"):
+        with pytest.raises(QuantConfigError, match="the checkpoint declares no quantization"):
+            check_unquantized_dtypes({name: "F8_E4M3", "norm.weight": "BF16"}, plan)
+
+
+@pytest.mark.parametrize(("value", "ordered"), [(True, True), ("group", True), ("static", False)])
+def test_activation_order_may_be_a_boolean(checkpoint, value, ordered):
+    args = {"num_bits": 4, "group_size": 128, "actorder": value}
+    config = {**compressed(), "config_groups": {"g": {"weights": args}}}
+    assert scheme(load_quant_plan(checkpoint(config)), "a.b").weight.act_order is ordered
+
+
+def test_an_unknown_activation_order_lists_the_allowed_ones(checkpoint):
+    args = {"num_bits": 4, "group_size": 128, "actorder": "sorted"}
+    config = {**compressed(), "config_groups": {"g": {"weights": args}}}
+    with pytest.raises(QuantConfigError, match="allowed: null, true, group, weight, static, dynam"):
+        load_quant_plan(checkpoint(config))
+
+
+def test_one_scale_and_a_group_size_contradict(checkpoint):
+    args = {"num_bits": 8, "strategy": "tensor", "group_size": 128}
+    config = {**compressed(), "config_groups": {"g": {"weights": args}}}
+    with pytest.raises(QuantConfigError, match="strategy 'tensor' and group_size 128 contradict"):
+        load_quant_plan(checkpoint(config))
+
+
+def test_an_unquantized_expert_outside_the_ignore_list_is_named_with_its_rule(checkpoint):
+    plan = load_quant_plan(checkpoint(compressed("FP8_DYNAMIC")))
+    experts = {f"{MLP}.experts.{index}.up_proj": "Linear" for index in range(3)}
+    dtypes = dict.fromkeys((f"{name}.weight" for name in experts), "F8_E4M3")
+    dtypes[f"{MLP}.experts.1.up_proj.weight"] = "BF16"
+    with pytest.raises(QuantConfigError) as error:
+        check_quantized_layers(dtypes, plan, experts)
+    assert "experts.1.up_proj.weight (BF16)" in str(error.value)
+    assert "config_groups.FP8_DYNAMIC.targets: Linear" in str(error.value)
+    assert "experts.0" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["ignore", "exclude_modules"])
+def test_modelopt_spells_its_exclusions_in_two_ways(checkpoint, key):
+    inline = {"quant_method": "modelopt", "quant_algo": "NVFP4", key: ["lm_head"]}
+    plan = load_quant_plan(checkpoint(inline))
+    assert scheme(plan, "lm_head") is None
+    assert scheme(plan, f"{MLP}.up_proj").weight.dtype == "nvfp4"
+
+
+def test_the_inline_config_of_modelopt_is_enough(checkpoint):
+    inline = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    assert scheme(load_quant_plan(checkpoint(inline)), "a.b").weight.dtype == "fp8_e4m3"
+    with pytest.raises(QuantConfigError, match="contradict each other"):
+        load_quant_plan(checkpoint(inline, modelopt(quant_algo="NVFP4")))
+
+
+def test_an_excluded_head_that_is_quantized_nevertheless_is_a_contradiction(checkpoint):
+    plan = load_quant_plan(
+        checkpoint(standalone=modelopt(quant_algo="NVFP4", exclude_modules=["lm_head"]))
+    )
+    tensors = {"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32"}
+    with pytest.raises(QuantConfigError) as error:
+        check_unquantized_dtypes(
+            {f"lm_head.{name}": dtype for name, dtype in tensors.items()}, plan
+        )
+    assert "lm_head.weight (U8): kept unquantized by name 'lm_head'" in str(error.value)
+    assert "hf_quant_config.json: quantization.exclude_modules: lm_head" in str(error.value)
+    assert "lm_head.weight_scale_2" in str(error.value)
+
+
+def test_one_listed_projection_quantizes_no_other(checkpoint):
+    listed = {f"{ATTN}.o_proj": {"quant_algo": "FP8"}}
+    config = modelopt(quant_algo="MIXED_PRECISION", quantized_layers=listed)
+    plan = load_quant_plan(checkpoint(standalone=config))
+    assert scheme(plan, f"{ATTN}.o_proj") is not None
+    assert scheme(plan, f"{ATTN}.qkv_proj") is None
+
+
+def test_null_layers_are_no_layers(checkpoint):
+    plan = load_quant_plan(checkpoint(standalone=modelopt(quant_algo="FP8", quantized_layers=None)))
+    assert plan.rules == ()
+    assert scheme(plan, "a.b").weight.dtype == "fp8_e4m3"
+
+
+def test_a_scale_of_a_layer_without_a_rule_is_named_with_the_file(checkpoint):
+    directory = checkpoint({**compressed(), "config_groups": {"FP8": [f"{MLP}.up_proj"]}})
+    with pytest.raises(QuantConfigError) as error:
+        check_unquantized_dtypes(
+            {f"{MLP}.down_proj.weight_scale": "F32"}, load_quant_plan(directory)
+        )
+    assert f"{MLP}.down_proj.weight_scale (F32): no rule of {directory}" in str(error.value)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_a_group_that_does_not_divide_the_features_is_named_with_its_layer(checkpoint, group):
+    args = {"num_bits": 4, "group_size": group}
+    config = {**compressed(), "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
+    plan = load_quant_plan(checkpoint(config))
+    with pytest.raises(QuantConfigError, match=f"{MLP}.fc2: K = 4304 is not divisible by the gro"):
+        check_shapes(plan, {f"{MLP}.fc2": (1152, 4304), f"{MLP}.fc1": (4304, 1152)})
+    check_shapes(plan, {f"{MLP}.fc1": (4304, 1152)})
+
+
+def test_an_infinite_global_scale_is_no_matter_of_the_plan(checkpoint):
+    """Contents are looked at by the offline validation; a plan is made of names and configs."""
+    plan = load_quant_plan(checkpoint(compressed("NVFP4")))
+    check_unquantized_dtypes({"a.b.weight_packed": "U8", "a.b.input_global_scale": "F32"}, plan)
+
+
+def test_w4a16_with_few_rows_equals_its_dequantized_weight(checkpoint, make_layer):
+    rows, columns, group = 64, 128, 64
+    args = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group}
+    config = {**compressed(), "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
+    plan = load_quant_plan(checkpoint({**config, "format": "pack-quantized"}))
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-8, 8, (rows, columns), generator=generator)
+    scales = torch.rand(rows, columns // group, generator=generator) + 0.5
+    words = torch.zeros(rows, columns // 8, dtype=torch.int64)
+    for k in range(columns):  # offset-binary, lowest k in the lowest bits
+        words[:, k // 8] |= (codes[:, k] + 8) << (4 * (k % 8))
+    words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+    spec = materialize(scheme(plan, "a.b"))
+    layer = make_layer("a.b")
+    spec.allocate(layer, AllocationRequest((rows, columns), torch.float32))
+    spec.load_weight(layer, "weight_packed", words, None)
+    spec.load_weight(layer, "weight_scale", scales, None)
+    spec.load_weight(layer, "weight_shape", torch.tensor([rows, columns]), None)
+    spec.process_after_loading(layer)
+    weight = spec.dequantize_weight(layer)
+    expected = codes.float() * scales.repeat_interleave(group, 1)
+    torch.testing.assert_close(weight, expected, rtol=0, atol=0)
+    identity = torch.eye(columns)
+    torch.testing.assert_close(identity @ weight.T, expected.T, rtol=0, atol=0)
+    assert math.isfinite(float(weight.sum()))
