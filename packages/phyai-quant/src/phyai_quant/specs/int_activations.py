@@ -1,4 +1,4 @@
-"""Inputs of integer weights: int8, int4 or fp8 codes with stored or computed scales."""
+"""Inputs of integer weights: int8 or fp8 codes with stored or computed scales."""
 
 from typing import cast
 
@@ -11,6 +11,7 @@ from phyai_quant.specs import _activations, base, int_codes
 SCALE_FLOOR = 1e-30
 """Smallest dynamic scale, so that zeros stay zeros."""
 
+_LOW, _HIGH = int_codes.code_range(8)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -22,8 +23,8 @@ def unsupported(act: TensorQuant) -> str:
     if act.dtype is QDType.FP8_E4M3:
         if not act.symmetric:
             return reason + "allowed: symmetric fp8_e4m3"
-    elif act.dtype not in int_codes.BITS:
-        return reason + f"allowed: {', '.join(int_codes.BITS)}, fp8_e4m3 or unquantized"
+    elif act.dtype is not QDType.INT8:
+        return reason + "allowed: int8, fp8_e4m3 or unquantized"
     if not act.dynamic and act.granularity is not Granularity.PER_TENSOR:
         return reason + "a static scale is allowed per_tensor only"
     if act.block_shape is not None and act.block_shape[0] != 1:
@@ -55,7 +56,7 @@ def load(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range, act: Te
     int_codes.check_tensor(layer, name, loaded, dtypes=dtypes, shapes=((), (1,), (1, 1)))
     value = loaded.reshape(())
     if not is_scale:
-        int_codes.check_codes(layer, name, value, int_codes.BITS.get(act.dtype, 8))
+        int_codes.check_codes(layer, name, value, 8)
         if act.symmetric:
             if value.any():
                 raise QuantConfigError(
@@ -82,10 +83,9 @@ def merge_legs(layer: nn.Module, act: TensorQuant) -> None:
     if bool((scale == scale[0]).all()) and bool((zero == zero[0]).all()):
         scale, zero = scale[:1].clone(), zero[:1].clone()
     else:
-        low, high = int_codes.code_range(int_codes.BITS[act.dtype])
-        lowest = ((low - zero) * scale).amin()
-        scale = (((high - zero) * scale).amax() - lowest).reshape(1) / (high - low)
-        zero = torch.round(low - lowest / scale).clamp(low, high).to(torch.int32)
+        lowest = ((_LOW - zero) * scale).amin()
+        scale = (((_HIGH - zero) * scale).amax() - lowest).reshape(1) / (_HIGH - _LOW)
+        zero = torch.round(_LOW - lowest / scale).clamp(_LOW, _HIGH).to(torch.int32)
     _replace(layer, "input_scale", scale)
     _replace(layer, "input_zero_point", zero)
 
@@ -93,25 +93,25 @@ def merge_legs(layer: nn.Module, act: TensorQuant) -> None:
 def quantize(x: torch.Tensor, layer: nn.Module, act: TensorQuant) -> base.ActivationView:
     """Quantizes ``[..., K]`` to codes ``[M, K]``, rounding half to even and saturating.
 
-    A dynamic symmetric scale is ``max|x| / (2^(b-1) - 1)``. A dynamic asymmetric one spans
-    ``[min(x, 0), max(x, 0)]`` over all codes. Both are at least 1e-30. fp8 inputs follow
-    `_activations.quantize`.
+    A dynamic symmetric scale is ``max|x| / 127``. A dynamic asymmetric one spans
+    ``[min(x, 0), max(x, 0)]`` over the 256 codes. Both are at least 1e-30.
+    Integer kernels divide by 127; the simulation of compressed-tensors divides by 127.5, which
+    saturates the largest value by half a step. fp8 inputs follow `_activations.quantize`.
     """
     scale = zero = None
     if not act.dynamic:
         scale = cast("nn.Parameter", layer.input_scale).detach()
         if not act.symmetric:
             zero = cast("nn.Parameter", layer.input_zero_point).detach()
-    if act.dtype not in int_codes.BITS:
+    if act.dtype is not QDType.INT8:
         return _activations.quantize(x, act, scale)
     rows = x.reshape(-1, x.shape[-1]).float()
-    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
     if scale is None:
         scale, zero = _range_of(rows, act)
     quotients = rows / _per_element(scale, rows, act)
     if zero is not None:
         quotients += _per_element(zero, rows, act)
-    codes = torch.round(quotients).clamp(low, high).to(torch.int8)
+    codes = torch.round(quotients).clamp(_LOW, _HIGH).to(torch.int8)
     return base.ActivationView(codes, scale, act.granularity, zero)
 
 
@@ -120,7 +120,6 @@ def _range_of(rows: torch.Tensor, act: TensorQuant) -> tuple[torch.Tensor, torch
 
     Both are ``[1]`` per tensor, ``[M]`` per token, ``[M, ceil(K/g)]`` for groups of g along K.
     """
-    low, high = int_codes.code_range(int_codes.BITS[act.dtype])
     if act.block_shape is not None:
         group = act.block_shape[1]
         sharing = nn.functional.pad(rows, (0, -rows.shape[1] % group)).unflatten(1, (-1, group))
@@ -129,11 +128,11 @@ def _range_of(rows: torch.Tensor, act: TensorQuant) -> tuple[torch.Tensor, torch
         # 0 is in every range, also in that of an empty tensor
         sharing = nn.functional.pad(sharing, (0, 1))
     if act.symmetric:
-        return (sharing.abs().amax(-1) / high).clamp_min(SCALE_FLOOR), None
+        return (sharing.abs().amax(-1) / _HIGH).clamp_min(SCALE_FLOOR), None
     top, bottom = sharing.amax(-1).clamp_min(0), sharing.amin(-1).clamp_max(0)
     # divided first: the difference of two huge magnitudes may overflow
-    scale = (top / (high - low) - bottom / (high - low)).clamp_min(SCALE_FLOOR)
-    return scale, torch.round(low - bottom / scale).clamp(low, high).to(torch.int32)
+    scale = (top / (_HIGH - _LOW) - bottom / (_HIGH - _LOW)).clamp_min(SCALE_FLOOR)
+    return scale, torch.round(_LOW - bottom / scale).clamp(_LOW, _HIGH).to(torch.int32)
 
 
 def _per_element(entries: torch.Tensor, rows: torch.Tensor, act: TensorQuant) -> torch.Tensor:

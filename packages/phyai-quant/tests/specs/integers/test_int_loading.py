@@ -215,13 +215,6 @@ def test_zero_points_of_a_symmetric_weight(allocate):
             spec.load_weight(layer, name, torch.ones(shape, dtype=torch.int8))
 
 
-def test_zero_points_of_int4_inputs(allocate):
-    act = TensorQuant("int4", "per_tensor", symmetric=False)
-    layer = allocate(spec := IntPackedSpec(TensorQuant("int4", "per_channel"), act), (8, 32))
-    with pytest.raises(QuantConfigError, match="codes 8 to 8, the config says int4; allowed: -8 "):
-        spec.load_weight(layer, "input_zero_point", torch.tensor([8], dtype=torch.int8))
-
-
 def test_packed_zero_points_need_rows(allocate):
     spec = Int8Spec(TensorQuant("int8", "per_tensor", symmetric=False))
     layer = allocate(spec, (8, 32))

@@ -251,7 +251,12 @@ def test_rows_hold_int8_only():
         (
             TensorQuant("int8", "per_channel"),
             TensorQuant("fp8_e5m2", "per_tensor"),
-            "input is fp8_e5m2 per_tensor; allowed: int4, int8, fp8_e4m3 or unquantized",
+            "input is fp8_e5m2 per_tensor; allowed: int8, fp8_e4m3 or unquantized",
+        ),
+        (
+            TensorQuant("int4", "per_channel"),
+            TensorQuant("int4", "per_channel", dynamic=True),
+            "input is int4 per_channel dynamic; allowed: int8",
         ),
         (
             TensorQuant("int4", "per_channel"),
