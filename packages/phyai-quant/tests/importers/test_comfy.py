@@ -58,6 +58,14 @@ STATIC8 = {"input_scale": ("F32",)}
             INT8,
             QuantScheme(TensorQuant("int8", "per_channel", rotation_group=16), TOKEN),
         ),
+        (
+            {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 64},
+            {**INT8, **STATIC8},
+            QuantScheme(
+                TensorQuant("int8", "per_channel", rotation_group=64),
+                TensorQuant("int8", "per_tensor"),
+            ),
+        ),
         ({"format": "float8_e4m3fn"}, FP8, QuantScheme(TensorQuant("fp8_e4m3", "per_tensor"))),
         (
             {"format": "float8_e4m3fn", "convrot": False},

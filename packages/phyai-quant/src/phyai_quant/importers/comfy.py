@@ -44,7 +44,7 @@ class ComfyImporter:
     """Reads one marker per quantized layer; layers without a marker are unquantized.
 
     The layout says nothing of activations. They stay unquantized, but for layers with an
-    ``input_scale`` and for rotated int8 layers, whose inputs are int8.
+    ``input_scale`` and for rotated int8 layers, whose inputs are int8 per token without one.
     """
 
     name = "comfy"
@@ -107,7 +107,7 @@ def _scheme(marker: LayerMarker) -> QuantScheme:
         return QuantScheme(TensorQuant(QDType.INT8, granularity), _static(marker, name))
     return QuantScheme(
         TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, rotation_group=group),
-        TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, dynamic=True),
+        _static(marker, name) or TensorQuant(QDType.INT8, Granularity.PER_CHANNEL, dynamic=True),
     )
 
 
