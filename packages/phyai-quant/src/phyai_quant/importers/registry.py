@@ -1,6 +1,6 @@
 """The importers that are tried, in order, and the refusal of configs that none of them reads."""
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from phyai_quant.importers.base import ConfigSources, QuantImporter
 from phyai_quant.importers.comfy import ComfyImporter
@@ -22,9 +22,23 @@ _BUILTIN: tuple[type[QuantImporter], ...] = (
 
 
 def importers() -> tuple[QuantImporter, ...]:
-    """Returns the built-in importers and those of installed packages."""
+    """Returns the built-in importers and those of installed packages.
+
+    Raises:
+        QuantConfigError: An installed package's importer cannot be loaded.
+    """
     plugins = entry_points(group=ENTRY_POINT_GROUP)
-    return (*(cls() for cls in _BUILTIN), *(plugin.load()() for plugin in plugins))
+    return (*(cls() for cls in _BUILTIN), *(_load(plugin) for plugin in plugins))
+
+
+def _load(plugin: EntryPoint) -> QuantImporter:
+    try:
+        return plugin.load()()
+    except Exception as error:
+        raise QuantConfigError(
+            f"importer {plugin.name!r} of entry-point group {ENTRY_POINT_GROUP} cannot be loaded "
+            f"from {plugin.value!r}: {error!r}; correct or uninstall the package that adds it"
+        ) from error
 
 
 def build_plan(sources: ConfigSources) -> QuantPlan | None:
@@ -54,4 +68,9 @@ def build_plan(sources: ConfigSources) -> QuantPlan | None:
     standalone = sources.standalone
     if standalone is not None and standalone.data and not standalone.has("quantization"):
         standalone.fail("required key is missing", "quantization")
-    return found[0].build_plan(sources)
+    plan = found[0].build_plan(sources)
+    if not isinstance(plan, QuantPlan):
+        raise QuantConfigError(
+            f"importer {found[0].name!r} returned {type(plan).__name__} instead of a QuantPlan"
+        )
+    return plan
