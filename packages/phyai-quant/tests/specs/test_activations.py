@@ -27,8 +27,9 @@ def activation(rows, columns, dtype=torch.bfloat16):
 
 def nearest_e2m1(value):
     magnitude = abs(value)
-    best = min(E2M1, key=lambda level: (abs(level - magnitude), level))  # ties toward zero
-    return math.copysign(best, value)
+    # ties go to the even code
+    code = min(range(8), key=lambda code: (abs(E2M1[code] - magnitude), code % 2))
+    return math.copysign(E2M1[code], value)
 
 
 @pytest.mark.parametrize("dtype", MX)
@@ -83,6 +84,14 @@ def test_reading_back_is_close_and_keeps_zero(act):
     rows = slice(3, None) if act.dtype == "nvfp4" else slice(None)
     assert (row_errors[rows] < bound).all()
     assert torch.equal(fake[1], torch.zeros(64))
+
+
+def test_ties_go_to_even_codes():
+    ties = torch.tensor([[0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4])
+    view = _activations.quantize(torch.cat([ties, -ties]), micro("mxfp4", 32))
+    assert view.x_scale.tolist() == [[1.0], [1.0]]
+    expected = torch.tensor([[0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0] * 4])
+    assert torch.equal(view.x.float(), torch.cat([expected, -expected]))
 
 
 def test_huge_rows_saturate_and_nan_shows():

@@ -205,7 +205,8 @@ def test_scales_that_never_arrive_are_an_error(make_layer, weight):
         ),
         (TENSOR, "input_scale", torch.ones(4), r"'input_scale' has shape \[4\]"),
         (block(2, 4), "weight_scale", torch.ones(2, 1), r"shape \[2, 1\], .* expects \[2, 2\]"),
-        (block(2, 4), "weight_scale", torch.ones(()), r"shape \[\], .* expects \[2, 2\]"),
+        (block(2, 4), "weight_scale", torch.ones(()), r"shape \[1, 1\], .* expects \[2, 2\]"),
+        (block(2, 4), "weight_scale", torch.ones(2, 2, 2, 1), r"shape \[2, 2, 2, 1\]"),
         (
             CHANNEL,
             "weight_g_idx",
@@ -321,3 +322,16 @@ def test_micro_scaled(make_layer, shape, dtype):
     layer = allocated(make_layer, spec, shape)
     with pytest.raises(QuantConfigError, match=r"is torch\.float32; allowed: torch\.uint8"):
         spec.load_weight(layer, "weight_scale", torch.ones(exponents.shape))
+
+
+@pytest.mark.parametrize("shape", [(7, 20), (4, 8)], ids=str)
+def test_block_scales_of_modelopt(make_layer, shape):
+    spec = Fp8Spec(block(4, 8))
+    layer = allocated(make_layer, spec, shape)
+    weight, scale = codes(*shape), scales(math.ceil(shape[0] / 4), math.ceil(shape[1] / 8))
+    spec.load_weight(layer, "weight", weight)
+    single = scale.numel() == 1
+    spec.load_weight(layer, "weight_scale", scale[0, 0] if single else scale[:, None, :, None])
+    spec.process_after_loading(layer)
+    expected = loop_dequantize(weight, lambda n, k: scale[n // 4, k // 8])
+    assert torch.equal(spec.dequantize_weight(layer), expected)

@@ -107,6 +107,28 @@ def test_each_leg_keeps_its_global_scale(make_layer, layout):
     assert torch.equal(spec.dequantize_weight(layer), loop_dequantize(codes, scale, row_global))
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (5, 96)], ids=str)
+def test_blocks_of_32_under_fp8_inputs(make_layer, shape):
+    wide = TensorQuant("nvfp4", "block", micro_scaled=True, block_shape=(1, 32))
+    spec = Nvfp4Spec(wide, FP8)
+    assert spec.spec_id == "nvfp4_block_32_linear"
+    assert spec.physical_signature.block_shape == (1, 32)
+    layer = allocated(make_layer, spec, shape)
+    codes = packed(*shape)
+    scale = block_scales(shape[0], shape[1] // 2)
+    for name, value in (("weight", codes), ("weight_scale", scale)):
+        spec.load_weight(layer, name, value)
+    for name in ("weight_scale_2", "input_scale"):
+        spec.load_weight(layer, name, torch.tensor(0.25))
+    spec.process_after_loading(layer)
+    pairs = scale.view(torch.uint8).repeat_interleave(2, 1).view(E4M3)
+    expected = loop_dequantize(codes, pairs, lambda n, s: s * 0.25)
+    assert torch.equal(spec.dequantize_weight(layer), expected)
+    for act in (None, DYNAMIC):
+        with pytest.raises(QuantConfigError, match=r"allowed: block_shape \(1, 32\) with an fp8"):
+            Nvfp4Spec(wide, act)
+
+
 def test_a_natively_fused_checkpoint_fills_all_legs(make_layer):
     spec = Nvfp4Spec(WEIGHT)
     layer = allocated(make_layer, spec, (5, 16), (2, 3), (0, 1), "a.gate_up_proj")

@@ -4,8 +4,6 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, TensorQuant
-from phyai_quant.specs._packing import E2M1_VALUES
-from phyai_quant.specs._rtn import encode_e2m1
 from phyai_quant.specs.base import ActivationView
 
 FLOAT8_DTYPES = {QDType.FP8_E4M3: torch.float8_e4m3fn, QDType.FP8_E5M2: torch.float8_e5m2}
@@ -69,7 +67,7 @@ def quantize(
     1e-12. Micro-scaled fp8 and mxfp4: the scale is ``2^(floor(log2(max|x|)) - e)``, with e the
     exponent of the format's largest power of two (OCP Microscaling formats, section 6.3). nvfp4:
     the static scale, or ``max|x| / (448 * 6)`` of the whole tensor, multiplies the e4m3 block
-    scales ``max|block| / 6``. Quotients saturate. 4-bit values round to nearest, ties toward zero.
+    scales ``max|block| / 6``. Quotients saturate and round to nearest, ties to even codes.
 
     Args:
         x: ``[..., K]`` in fp32, fp16 or bf16, any strides.
@@ -117,9 +115,14 @@ def _encode(quotients: torch.Tensor, dtype: QDType) -> torch.Tensor:
     if dtype in FLOAT8_DTYPES:
         bound = FLOAT_MAX[dtype]
         return quotients.clamp(-bound, bound).to(FLOAT8_DTYPES[dtype])
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=quotients.device)
-    values = table[encode_e2m1(quotients).int()]
-    return torch.where(quotients.isnan(), quotients, values).to(torch.float8_e4m3fn)
+    return _nearest_e2m1(quotients).to(torch.float8_e4m3fn)
+
+
+def _nearest_e2m1(values: torch.Tensor) -> torch.Tensor:
+    # 0, 0.5 .. 2, then 2, 3, 4, then 4, 6: steps of 0.5, 1 and 2; round() takes ties to even.
+    magnitude = values.abs().clamp_max(6.0)
+    step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0))
+    return torch.copysign((magnitude / step).round() * step, values)
 
 
 def _maxima(rows: torch.Tensor, act: TensorQuant) -> torch.Tensor:

@@ -49,7 +49,9 @@ def load_weight_scale(
 
     A per_tensor scalar goes to the slot of each leg. A per_channel scale is ``[w]``, ``[w, 1]`` or
     a scalar for all rows of the leg. A block scale is ``[ceil(w/bn), ceil(K/bk)]``; e8m0 scales of
-    a micro-scaled weight may be stored as uint8. w and K are those of the whole legs.
+    a micro-scaled weight may be stored as uint8. ModelOpt writes fp32 block scales as
+    ``[ceil(w/bn), 1, ceil(K/bk), 1]``, and a scalar for a single block. w and K are those of the
+    whole legs.
     """
     check_first(layer, name, "weight_scale", legs, WEIGHT_SCALE_NAMES)
     target = cast("nn.Parameter", layer.weight_scale)
@@ -63,6 +65,8 @@ def load_weight_scale(
             target[base.row_span(layer, legs)].copy_(values.reshape(-1))
         else:
             block_n, block_k = weight.block_shape or (1, None)
+            if weight.block_shape is not None and not weight.micro_scaled:
+                values = _two_dimensional(values)
             for rows, part in local_parts(
                 layer, name, values, legs, rows_per_entry=block_n, columns_per_entry=block_k
             ):
@@ -84,3 +88,9 @@ def _scale_values(
         return float_scale(layer, name, loaded)
     check_dtype(layer, name, loaded, E8M0_DTYPES)
     return loaded.view(torch.float8_e8m0fnu)
+
+
+def _two_dimensional(values: torch.Tensor) -> torch.Tensor:
+    if values.ndim == 4 and values.shape[1] == values.shape[3] == 1:
+        return values[:, 0, :, 0]
+    return values.reshape(1, 1) if values.ndim == 0 else values

@@ -1,4 +1,4 @@
-"""NVFP4 weights: E2M1 codes, e4m3 scales of 16 elements, one fp32 scale per leg."""
+"""NVFP4 weights: E2M1 codes, e4m3 scales of 16 or 32 elements, one fp32 scale per leg."""
 
 from typing import cast
 
@@ -10,9 +10,7 @@ from phyai_quant.specs import _activations, _fp4, _nvfp4_scales, _packing, _rtn,
 from phyai_quant.specs.bf16 import check_float_source
 from phyai_quant.specs.slicing import whole_legs
 
-BLOCK = 16
-"""Elements along K that share a block scale."""
-
+_BLOCKS = (16, 32)
 _BLOCK_GEMM_SM = 100
 
 
@@ -20,7 +18,7 @@ class Nvfp4Spec:
     """NVFP4 weight ``[N, K]``: ``code * (global_scale * block_scale)``.
 
     On the layer: ``weight`` uint8 ``[N, K/2]``, even k in the low nibble; ``weight_scale`` e4m3
-    ``[N, K/16]``, or ``[roundup(N, 128), roundup(K/16, 4)]`` in tiles after loading with layout
+    ``[N, K/block]``, or ``[roundup(N, 128), roundup(K/16, 4)]`` in tiles after loading with layout
     ``128x4``; ``weight_global_scale`` fp32 ``[L]``, a multiplier for each of the L legs;
     ``input_scale`` fp32 ``[1]``, the largest over the legs, for inputs with a stored scale, else
     None. ``weight_global_divisor`` ``[L]`` is there when the checkpoint stores reciprocals.
@@ -30,7 +28,8 @@ class Nvfp4Spec:
     and may be when it is dynamic; without it every call takes the largest magnitude of its tensor.
 
     Args:
-        weight: Quantization of the weight: nvfp4 in blocks of ``(1, 16)``.
+        weight: Quantization of the weight: nvfp4 in blocks of ``(1, 16)``, or of ``(1, 32)`` with
+            an fp8 input.
         activation: Quantization of the input: None, nvfp4, or fp8.
         layout: Layout of the block scales after loading, ``linear`` or ``128x4``.
         online: True when the source is unquantized: each whole leg is then quantized with its own
@@ -56,16 +55,17 @@ class Nvfp4Spec:
         self.weight = weight
         self.activation = activation
         self.online = online
-        self.spec_id = f"nvfp4_block_16_{layout}"
+        self.block = _block(weight)
+        self.spec_id = f"nvfp4_block_{self.block}_{layout}"
         self.physical_signature = base.PhysicalSignature(
             format="nvfp4",
             layout=layout,
-            block_shape=(1, BLOCK),
+            block_shape=(1, self.block),
             scale_dtype="fp8_e4m3",
             granularity="block",
             storage_dtype="uint8",
             fields=(
-                ("block_size", BLOCK),
+                ("block_size", self.block),
                 ("micro_scaled", True),
                 ("global_scale_dtype", "fp32"),
                 *_activations.signature_fields(activation),
@@ -100,14 +100,14 @@ class Nvfp4Spec:
         """Registers codes and scales.
 
         Raises:
-            QuantConfigError: K is no multiple of 16, or a slice cuts a block of 16.
+            QuantConfigError: K is no multiple of the block, or a slice cuts a block.
         """
         parts = ("weight",)
         if not self.online:
             parts += ("weight_scale", "weight_global_scale")
             parts += ("input_scale",) if self._input_required else ()
         base.attach_state(layer, request, parts)
-        _fp4.allocate(layer, request, BLOCK, torch.float8_e4m3fn)
+        _fp4.allocate(layer, request, self.block, torch.float8_e4m3fn)
         legs = (len(request.logical_widths),)
         _scales.register_nan(layer, "weight_global_scale", legs, request.device)
         if not self.online:
@@ -136,7 +136,7 @@ class Nvfp4Spec:
         elif name == "weight_scale":
             if self.weight.swizzled_scales:
                 loaded = _nvfp4_scales.read_tiles(layer, name, loaded, legs)
-            _fp4.load_block_scales(layer, name, loaded, legs, BLOCK)
+            _fp4.load_block_scales(layer, name, loaded, legs, self.block)
         elif name in _nvfp4_scales.GLOBAL_NAMES:
             _nvfp4_scales.load_global(layer, name, loaded, legs)
         else:
@@ -154,7 +154,7 @@ class Nvfp4Spec:
                 raise QuantConfigError(f"{base.layer_name(layer)}: {error}") from error
             one = range(leg, leg + 1)
             _fp4.copy_parts(layer, "weight", name, codes, one, 2)
-            _fp4.copy_parts(layer, "weight_scale", name, scale, one, BLOCK)
+            _fp4.copy_parts(layer, "weight_scale", name, scale, one, self.block)
             with torch.no_grad():
                 globals_[leg].copy_(level.reshape(()))
 
@@ -198,8 +198,8 @@ class Nvfp4Spec:
         codes = cast("nn.Parameter", layer.weight).detach()
         scale = cast("nn.Parameter", layer.weight_scale).detach()
         if self.physical_signature.layout == "128x4":
-            scale = _fp4.unswizzle(scale, codes.shape[0], codes.shape[1] * 2 // BLOCK)
-        return _fp4.dequantize(codes, _nvfp4_scales.with_globals(layer, scale), BLOCK)
+            scale = _fp4.unswizzle(scale, codes.shape[0], codes.shape[1] * 2 // self.block)
+        return _fp4.dequantize(codes, _nvfp4_scales.with_globals(layer, scale), self.block)
 
     def missing_parts(self, layer: nn.Module) -> list[str]:
         """Returns the legs and scales that were never loaded."""
@@ -226,10 +226,19 @@ class Nvfp4Spec:
         return base.fake_quantize_activation(self, x, layer)
 
 
+def _block(weight: TensorQuant) -> int:
+    return 0 if weight.block_shape is None else weight.block_shape[1]
+
+
 def unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:
     """Returns why the scheme is not stored as nvfp4, or an empty text."""
-    if weight.dtype is not QDType.NVFP4 or weight.block_shape != (1, BLOCK):
-        return f"weight is {weight.describe()}; allowed: nvfp4 with block_shape (1, {BLOCK})"
+    seen = f"weight is {weight.describe()}; "
+    block = _block(weight)
+    if weight.dtype is not QDType.NVFP4 or weight.block_shape != (1, block) or block not in _BLOCKS:
+        return f"{seen}allowed: nvfp4 with block_shape (1, 16), or (1, 32) with an fp8 input"
+    is_fp8 = act is not None and act.dtype in _activations.FLOAT8_DTYPES
+    if block != _BLOCKS[0] and (not is_fp8 or weight.swizzled_scales or weight.rotation_group):
+        return f"{seen}allowed: block_shape (1, 32) with an fp8 input and scales in rows"
     plain = weight.symmetric and weight.micro_scaled and not weight.act_order
     if not plain or weight.dynamic:
         return f"weight is {weight.describe()}; allowed: symmetric, micro-scaled, stored scales"
