@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from piper_kernels._triton import products
 from piper_kernels.weights.convrot.int8 import _product_kernels, _row_kernels
-from piper_kernels.weights.nvfp4 import _update_kernels
+from piper_kernels.weights.nvfp4 import _quantize_kernels, _update_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,6 +32,7 @@ POINTERS = {
     "global_scale": "*fp32",
     "left": "*bf16",
     "qdata": "*i8",
+    "qdata_words": "*i32",
     "right": "*fp32",
     "scale": "*fp32",
     "source": "*bf16",
@@ -152,3 +153,14 @@ def test_nvfp4_updates(target):
         build(_update_kernels.product_kernel, target, flags | product, **storage)
         assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native
     build(_update_kernels.store_global_scale_kernel, target, {})
+
+
+def test_nvfp4_quantization(target):
+    native = target in NATIVE_FP4
+    layout = {"TWO_LEVEL": True, "SWIZZLED": True, "NATIVE": native}
+    for group, experts in block(target, ((0, True), (64, False), (256, False)), ((64, False),)):
+        tile = {"GROUP": group, "ROWS": 8, "COLUMNS": block(target, 256, 64)}
+        build(_quantize_kernels.amax_kernel, target, tile | {"ROWS": 16})
+        flags = layout | {"EXPERTS": experts}
+        compiled = build(_quantize_kernels.pack_kernel, target, flags | tile, scale="*u8")
+        assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native

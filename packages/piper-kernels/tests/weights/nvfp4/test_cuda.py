@@ -28,7 +28,7 @@ def test_from_hp_agrees_with_the_cpu(plain, name, two_level):
         source.bfloat16().cuda(), compute_per_tensor_scale=two_level, **options
     )
     codes, expected = decode_codes(moved.qdata.cpu()), decode_codes(weight.qdata)
-    # Division by a constant is a rounded reciprocal there: neighbouring scales and codes.
+    # Rotations add in another order there: neighbouring scales and codes.
     assert (codes != expected).double().mean() < 0.01
     error = (moved.dequantize().float().cpu() - weight.dequantize().float()).norm()
     assert error < 0.02 * weight.dequantize().float().norm()

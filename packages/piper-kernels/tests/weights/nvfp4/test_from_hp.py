@@ -162,11 +162,30 @@ def test_from_hp_refusals(source, match):
         ),
         ({"per_tensor_scale": torch.tensor(1.0).double()}, "must be float32"),
         ({"per_tensor_scale": torch.ones(1)}, "per_tensor_scale must be a scalar"),
+        ({"per_tensor_scale": torch.ones(1, 1, 1)}, "per_tensor_scale must be a scalar"),
+        ({"per_tensor_scale": torch.ones((), device="meta")}, "must share a device"),
     ],
 )
 def test_from_hp_option_refusals(options, match):
     with pytest.raises(ValueError, match=match):
         PiperNVFP4Tensor.from_hp(dense(), **options)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1, 1), (3, 1, 1)])
+@pytest.mark.parametrize("swizzled", [False, True])
+def test_stacks_take_a_level_per_expert(shape, swizzled):
+    source = torch.randn(3, 128, 48, generator=torch.Generator().manual_seed(1))
+    level = torch.arange(1, 1 + max(1, *shape, 1)).float().view(shape) / 500
+    weight = PiperNVFP4Tensor.from_hp(source, per_tensor_scale=level, is_swizzled_scales=swizzled)
+    assert weight.per_tensor_scale is level
+    for expert, own in enumerate(level.expand(3, 1, 1).flatten()):
+        single = PiperNVFP4Tensor.from_hp(
+            source[expert], per_tensor_scale=own, is_swizzled_scales=swizzled
+        )
+        assert torch.equal(weight.qdata[expert], single.qdata)
+        assert torch.equal(as_bytes(weight.scale[expert]), as_bytes(single.scale))
+    with pytest.raises(ValueError, match="one per expert"):
+        PiperNVFP4Tensor.from_hp(source, per_tensor_scale=torch.ones(2, 1, 1))
 
 
 def test_swizzled_stacks_need_whole_tiles():

@@ -30,6 +30,13 @@ def per_tensor_scale_of(amax: Tensor) -> Tensor:
     return scale.clamp_min(MIN_PER_TENSOR_SCALE)
 
 
+def non_finite_amax(amax: float) -> ValueError:
+    """Return the error of a weight whose largest magnitude is not finite."""
+    return ValueError(
+        f"cannot compute per_tensor_scale of a weight with a non-finite amax ({amax})"
+    )
+
+
 def nearest_codes(values: Tensor) -> Tensor:
     """Return uint8 E2M1 codes of FP32 values: nearest, ties to even, saturating, sign kept."""
     thresholds = torch.tensor(_THRESHOLDS, dtype=torch.float32, device=values.device)

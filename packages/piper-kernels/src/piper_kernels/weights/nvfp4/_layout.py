@@ -46,6 +46,11 @@ def scale_shape(rows: int, features: int, *, swizzled: bool) -> tuple[int, int]:
     )
 
 
+def stacked_scale_shape(shape: tuple[int, ...], *, swizzled: bool) -> tuple[int, ...]:
+    """Return the canonical shape of the block scales of a ``[..., rows, features]`` weight."""
+    return *shape[:-2], *scale_shape(shape[-2], shape[-1], swizzled=swizzled)
+
+
 def swizzle_scale(scale: Tensor) -> Tensor:
     """Reorder plain scales into 128x4 tiles, padding with zero bytes.
 

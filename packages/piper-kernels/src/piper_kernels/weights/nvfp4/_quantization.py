@@ -7,45 +7,15 @@ import torch
 from torch import Tensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
-from piper_kernels.weights.nvfp4._encoding import decode, encode, per_tensor_scale_of
-from piper_kernels.weights.nvfp4._layout import (
-    BLOCK_SIZE,
-    pack_codes,
-    scale_shape,
-    swizzle_scale,
-    unswizzle_scale,
-)
+from piper_kernels.weights.nvfp4 import _backend, _quantize_reference
+from piper_kernels.weights.nvfp4._encoding import decode
+from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, unswizzle_scale
 from piper_kernels.weights.nvfp4._storage import (
     matrix_shape,
     require_decodable,
+    require_second_level,
     require_source,
 )
-
-
-def second_level(values: Tensor, given: Tensor | None, *, compute: bool) -> Tensor | None:
-    """Return the global scale to quantize with: the given one, a computed one or none.
-
-    Raises:
-        ValueError: Both are asked for, the given one is not FP32, or ``amax`` of the values
-            is not finite.
-    """
-    if not compute:
-        if given is not None and given.dtype != torch.float32:
-            raise ValueError(f"per_tensor_scale must be float32, got {given.dtype}")
-        return given
-    if given is not None:
-        raise ValueError(
-            "cannot both compute and receive per_tensor_scale; pass one of "
-            "compute_per_tensor_scale=True and per_tensor_scale"
-        )
-    if values.device.type == "meta":
-        raise ValueError("cannot quantize a meta tensor; construct the weight on meta storage")
-    amax = values.detach().abs().amax() if values.numel() else values.new_zeros(())
-    if not torch.isfinite(amax):
-        raise ValueError(
-            f"cannot compute per_tensor_scale of a weight with a non-finite amax ({amax.item()})"
-        )
-    return per_tensor_scale_of(amax)
 
 
 def quantize(
@@ -53,30 +23,68 @@ def quantize(
     block_size: int,
     per_tensor_scale: Tensor | None,
     *,
+    compute: bool,
     swizzled: bool,
+    group_size: int = 0,
     use_triton_kernel: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Quantize ``[..., out, in]`` and return packed codes and canonical block scales.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantize ``[..., out, in]``, by operator on accelerators and as plain code on the CPU.
+
+    Args:
+        hp: The source.
+        block_size: 16.
+        per_tensor_scale: Given global scale, returned itself.
+        compute: Whether to take ``amax / 2688`` of the rotated source as the global scale.
+        swizzled: Layout of the block scales.
+        group_size: Rotation group, which divides ``in``; 0 for none.
+        use_triton_kernel: Whether TorchAO quantizes with its own kernel.
+
+    Returns:
+        Packed codes, block scales in their canonical shape, and the global scale if any.
 
     Raises:
-        ValueError: The source or the block size is not supported.
+        ValueError: The source, the block size or the global scale is not supported, or
+            ``amax`` is not finite.
     """
     require_source(hp, block_size, swizzled=swizzled)
+    require_second_level(hp, per_tensor_scale, compute=compute)
+    source = hp.detach()
     if use_triton_kernel:
-        foreign: Any = NVFP4Tensor.to_nvfp4(
-            hp.detach().contiguous(),
-            block_size,
-            per_tensor_scale,
-            is_swizzled_scales=swizzled,
-            use_triton_kernel=True,
-        )
-        return foreign.qdata, foreign.scale
-    codes, scale = encode(hp.detach().to(torch.float32), per_tensor_scale)
-    if swizzled:
-        lead = hp.shape[:-2]
-        shape = scale_shape(hp.shape[-2], hp.shape[-1], swizzled=True)
-        scale = swizzle_scale(scale.flatten(0, -2)).view(*lead, *shape)
-    return pack_codes(codes), scale
+        return _quantize_with_torchao(source, per_tensor_scale, compute, swizzled, group_size)
+    backend = _quantizer(source.device)
+    if compute:
+        return backend.quantize_two_level(source, group_size, swizzled)
+    given = None if per_tensor_scale is None else per_tensor_scale.detach()
+    return *backend.quantize(source, given, group_size, swizzled), per_tensor_scale
+
+
+def _quantizer(device: torch.device) -> Any:
+    if not _backend.runs_in_operators(device):
+        return _quantize_reference
+    from piper_kernels.weights.nvfp4 import _ops
+
+    return _ops
+
+
+def _quantize_with_torchao(
+    source: Tensor,
+    per_tensor_scale: Tensor | None,
+    compute: bool,
+    swizzled: bool,
+    group_size: int,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    if group_size:
+        source = _quantize_reference.rotated(source, group_size)
+    if compute:
+        per_tensor_scale = _quantize_reference.computed_scale(source)
+    foreign: Any = NVFP4Tensor.to_nvfp4(
+        source.contiguous(),
+        BLOCK_SIZE,
+        per_tensor_scale,
+        is_swizzled_scales=swizzled,
+        use_triton_kernel=True,
+    )
+    return foreign.qdata, foreign.scale, per_tensor_scale
 
 
 def block_scales(weight: Any) -> Tensor:

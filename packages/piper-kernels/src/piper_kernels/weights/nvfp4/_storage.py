@@ -110,6 +110,38 @@ def require_source(hp_tensor: Tensor, block_size: int, *, swizzled: bool) -> Non
         )
 
 
+def require_second_level(hp_tensor: Tensor, given: Tensor | None, *, compute: bool) -> None:
+    """Check the global scale to quantize a source with.
+
+    Raises:
+        ValueError: It is asked for and given, or the given one is not FP32, neither a scalar
+            nor one per expert of a stack, or on another device.
+    """
+    if given is None:
+        return
+    if compute:
+        raise ValueError(
+            "cannot both compute and receive per_tensor_scale; pass one of "
+            "compute_per_tensor_scale=True and per_tensor_scale"
+        )
+    if given.dtype != torch.float32:
+        raise ValueError(f"per_tensor_scale must be float32, got {given.dtype}")
+    per_expert = hp_tensor.ndim == 3 and tuple(given.shape) in (
+        (1, 1, 1),
+        (hp_tensor.shape[0], 1, 1),
+    )
+    if given.ndim != 0 and not per_expert:
+        raise ValueError(
+            "per_tensor_scale must be a scalar [] or one per expert [experts, 1, 1], "
+            f"got shape {tuple(given.shape)} for a weight of shape {tuple(hp_tensor.shape)}"
+        )
+    if given.device != hp_tensor.device:
+        raise ValueError(
+            f"hp and per_tensor_scale must share a device, got {hp_tensor.device} "
+            f"and {given.device}"
+        )
+
+
 def require_decodable(weight: Any) -> None:
     """Check that codes and block scales of a weight are ones that can be decoded.
 

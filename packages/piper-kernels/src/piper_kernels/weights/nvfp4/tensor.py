@@ -133,24 +133,26 @@ class PiperNVFP4Tensor(QuantizedWeight, NVFP4Tensor):  # pyright: ignore[reportI
             hp: ``[out, in]`` or ``[experts, out, in]`` in float16, bfloat16 or float32; its
                 dtype becomes the logical dtype. ``in`` must be a multiple of 16.
             block_size: Features per scale; 16 is the only one.
-            per_tensor_scale: Given FP32 scalar second scale level.
+            per_tensor_scale: Given FP32 scalar second scale level, or one per expert
+                ``[experts, 1, 1]``; kept by reference.
             compute_per_tensor_scale: Take ``amax / 2688`` as the second level.
             act_per_tensor_scale: Second-level scale of inputs, kept by reference.
             is_swizzled_scales: Store block scales in the 128x4 layout.
             use_triton_kernel: Let TorchAO quantize with its kernel.
             act_quant_kwargs: TorchAO's description of input quantization.
 
+        Nothing is read back by the host, except that a computed second level must be finite.
+
         Raises:
-            ValueError: The rank, dtype, layout, device or width of the source is not
-                supported, both second levels are asked for, or ``amax`` is not finite.
+            ValueError: The rank, dtype, layout, device or width of the source or the given
+                second level is not supported, both second levels are asked for, or ``amax``
+                is not finite.
         """
-        scale_level = _quantization.second_level(
-            hp, per_tensor_scale, compute=compute_per_tensor_scale
-        )
-        qdata, scale = _quantization.quantize(
+        qdata, scale, scale_level = _quantization.quantize(
             hp,
             block_size,
-            scale_level,
+            per_tensor_scale,
+            compute=compute_per_tensor_scale,
             swizzled=is_swizzled_scales,
             use_triton_kernel=use_triton_kernel,
         )

@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, QuantizeTensorToNVFP4Kwargs
 
-from piper_kernels.weights.convrot._rotation import rotate_groups
+from piper_kernels.weights.convrot._rotation import (
+    require_divisible,
+    require_group_size,
+    rotate_groups,
+)
 from piper_kernels.weights.convrot.nvfp4._handlers import register_handlers
 from piper_kernels.weights.convrot.nvfp4._storage import validate_rotation
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor, _quantization
@@ -120,21 +124,30 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
             raise TypeError("ConvRotNVFP4Tensor.from_hp requires a group size: group_size=64")
         if hp.ndim != 2:
             raise ValueError(f"ConvRot NVFP4 weights must be 2-D, got shape {tuple(hp.shape)}")
+        require_group_size(group_size)
         require_source(hp, block_size, swizzled=is_swizzled_scales)
-        rotated = rotate_groups(hp.detach().to(torch.float32), group_size)
-        stored = PiperNVFP4Tensor.from_hp(
-            rotated,
-            block_size=block_size,
-            per_tensor_scale=per_tensor_scale,
-            compute_per_tensor_scale=compute_per_tensor_scale,
+        require_divisible(hp.shape[1], group_size)
+        qdata, scale, level = _quantization.quantize(
+            hp,
+            block_size,
+            per_tensor_scale,
+            compute=compute_per_tensor_scale,
+            swizzled=is_swizzled_scales,
+            group_size=group_size,
+            use_triton_kernel=use_triton_kernel,
+        )
+        return cls(
+            qdata,
+            scale,
+            block_size,
+            hp.dtype,
+            group_size,
+            per_tensor_scale=level,
             act_per_tensor_scale=act_per_tensor_scale,
             is_swizzled_scales=is_swizzled_scales,
             use_triton_kernel=use_triton_kernel,
             act_quant_kwargs=act_quant_kwargs,
         )
-        fields = _quantization.torchao_fields(stored)
-        fields["orig_dtype"] = hp.dtype
-        return cls(**fields, group_size=group_size)
 
     @classmethod
     def from_torchao(cls, tensor: NVFP4Tensor, *, group_size: int | None = None) -> Self:
