@@ -7,6 +7,8 @@ _FP8_TENSOR = TensorQuant(QDType.FP8_E4M3, Granularity.PER_TENSOR)
 _FP8_BLOCK = TensorQuant(QDType.FP8_E4M3, Granularity.BLOCK, block_shape=(128, 128))
 _FP8_MX = TensorQuant(QDType.FP8_E4M3, Granularity.BLOCK, micro_scaled=True, block_shape=(1, 32))
 _NVFP4 = TensorQuant(QDType.NVFP4, Granularity.BLOCK, micro_scaled=True, block_shape=(1, 16))
+# Under FP8 inputs ModelOpt takes blocks of 32.
+_NVFP4_WIDE = TensorQuant(QDType.NVFP4, Granularity.BLOCK, micro_scaled=True, block_shape=(1, 32))
 _MXFP4 = TensorQuant(QDType.MXFP4, Granularity.BLOCK, micro_scaled=True, block_shape=(1, 32))
 
 
@@ -30,8 +32,8 @@ _SCHEMES: dict[str, QuantScheme] = {
     "fp8_pb_real": QuantScheme(_FP8_BLOCK),
     "nvfp4": QuantScheme(_NVFP4, _on_the_fly(_NVFP4)),
     "w4a16_nvfp4": QuantScheme(_NVFP4),
-    "w4a8_nvfp4_fp8": QuantScheme(_NVFP4, _FP8_TENSOR),
-    "w4a8_mxfp4_fp8": QuantScheme(_MXFP4, _FP8_TENSOR),
+    "w4a8_nvfp4_fp8": QuantScheme(_NVFP4_WIDE, _FP8_TENSOR),
+    "w4a8_mxfp4_fp8": QuantScheme(_MXFP4, _on_the_fly(_FP8_TENSOR)),
     "mxfp4": QuantScheme(_MXFP4, _on_the_fly(_MXFP4)),
     "mxfp8": QuantScheme(_FP8_MX, _on_the_fly(_FP8_MX)),
     "w8a16": QuantScheme(TensorQuant(QDType.INT8, Granularity.PER_CHANNEL)),
