@@ -95,7 +95,7 @@ def quantize(
     elif quant.dtype is QDType.MXFP4:
         stored, codes = _quantize_mxfp4(blocks, largest)
     else:
-        scale = largest.clamp_min(_RANGE_SEED) / FLOAT_MAX[quant.dtype]
+        scale = _divide(largest.clamp_min(_RANGE_SEED), FLOAT_MAX[quant.dtype])
         codes = encode_fp8(blocks * scale.reciprocal()[..., None, None], quant.dtype)
         stored = scale.to(scale_dtype)
     if stored.dtype in _SOURCE_DTYPES and not bool(torch.isfinite(stored).all()):
@@ -153,9 +153,9 @@ def _int_scale(low: Tensor, high: Tensor, bits: int, negative_scales: bool) -> T
     above, below = high.clamp_min(_RANGE_SEED), low.clamp_max(-_RANGE_SEED).neg()
     top = 2 ** (bits - 1)
     if not negative_scales:
-        return torch.maximum(below / top, above / (top - 1))
+        return torch.maximum(below / top, _divide(above, top - 1))
     larger, smaller = torch.maximum(above, below), torch.minimum(above, below)
-    scale = torch.maximum(larger / top, smaller / (top - 1))
+    scale = torch.maximum(larger / top, _divide(smaller, top - 1))
     return torch.where(above > below, -scale, scale)
 
 
@@ -166,7 +166,7 @@ def _round_int(blocks: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def _quantize_mxfp4(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    wanted = largest.clamp_min(_RANGE_SEED) / FLOAT_MAX[QDType.MXFP4]
+    wanted = _divide(largest.clamp_min(_RANGE_SEED), FLOAT_MAX[QDType.MXFP4])
     mantissa, exponent = torch.frexp(wanted)
     # an exact power of two has mantissa 0.5 and must not be doubled
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
@@ -178,11 +178,19 @@ def _quantize_mxfp4(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 def _quantize_nvfp4(
     blocks: Tensor, largest: Tensor, whole: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    global_scale = (whole / (448.0 * 6.0)).clamp_min(_NVFP4_GLOBAL_FLOOR).reshape(1)
+    global_scale = _divide(whole, 448.0 * 6.0).clamp_min(_NVFP4_GLOBAL_FLOOR).reshape(1)
     tiny = torch.finfo(torch.float8_e4m3fn).tiny
-    scale = (largest / 6.0 / global_scale).clamp(tiny, 448.0).to(torch.float8_e4m3fn)
+    scale = (_divide(largest, 6.0) / global_scale).clamp(tiny, 448.0).to(torch.float8_e4m3fn)
     steps = (scale.float() * global_scale)[..., None, None]
     return global_scale, scale, encode_e2m1(blocks / steps)
+
+
+def _divide(values: Tensor, divisor: float) -> Tensor:
+    """Returns the rounded quotient on every device.
+
+    GPUs multiply by the reciprocal of a Python number, which can be one rounding off.
+    """
+    return values / torch.full_like(values, divisor)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
