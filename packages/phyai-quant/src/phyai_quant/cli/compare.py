@@ -47,7 +47,9 @@ def compare_command(
     if picture is not None:
         from phyai_quant.offline.heatmap import draw_heatmap
 
-        draw_heatmap(found.layers, picture, title=f"{second.name} against {first.name}")
+        draw_heatmap(
+            found.changed or found.layers, picture, title=f"{second.name} against {first.name}"
+        )
     below = [
         layer.name
         for layer in found.layers

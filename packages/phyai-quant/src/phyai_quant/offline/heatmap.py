@@ -10,6 +10,7 @@ from phyai_quant.scheme import QuantConfigError
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 _SMALL, _LABELLED_CELLS = 24, 400
+_BRIGHT = 0.6  # viridis above this share of its range needs dark text
 
 
 def cells_of(layers: Sequence[LayerDistance]) -> dict[tuple[str, str], float]:
@@ -62,7 +63,13 @@ def draw_heatmap(layers: Sequence[LayerDistance], file: str | Path, *, title: st
             for column, value in enumerate(values):
                 if math.isfinite(value):
                     axes.text(
-                        column, row, f"{value:.1f}", ha="center", va="center", fontsize=7, color="w"
+                        column,
+                        row,
+                        f"{value:.1f}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="black" if image.norm(value) > _BRIGHT else "white",
                     )
     figure.colorbar(image, ax=axes, label="SQNR, dB")
     try:

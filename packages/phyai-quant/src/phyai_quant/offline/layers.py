@@ -69,12 +69,15 @@ class Decision:
 
     Attributes:
         scheme: Its scheme; None is unquantized.
-        rule: Text of the rule that decided, ``default``, or why no plan applies.
+        rule: The matcher that decided (without its pattern when that is the layer's own name),
+            ``default``, or why no plan applies.
+        source: Where the rule was written; empty without a rule.
         error: Why there is no answer, such as legs that disagree; empty otherwise.
     """
 
     scheme: QuantScheme | None
     rule: str
+    source: str = ""
     error: str = ""
 
 
@@ -119,12 +122,13 @@ def decide(plan: QuantPlan | None, layer: Layer) -> Decision:
         resolution = plan.explain(layer.name, layer.module_cls)
         scheme = resolution.scheme
     except QuantConfigError as error:
-        return Decision(None, "", str(error))
+        return Decision(None, "", error=str(error))
     rule = resolution.legs[0].rule
     if rule is None:
         return Decision(scheme, "default")
-    source = f" ({rule.source})" if rule.source else ""
-    return Decision(scheme, f"{rule.matcher.kind.value} {rule.matcher.pattern}{source}")
+    matcher = rule.matcher
+    pattern = "" if matcher.pattern == layer.name else f" {matcher.pattern}"
+    return Decision(scheme, f"{matcher.kind.value}{pattern}", rule.source)
 
 
 def logical_shape(layer: Layer, scheme: QuantScheme | None) -> tuple[int, int]:

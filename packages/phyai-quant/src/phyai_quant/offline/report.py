@@ -24,8 +24,9 @@ class LayerRow:
         name: Its dotted name.
         shape: ``(N, K)`` of the dense weight.
         rule: The rule that decided.
+        source: Where it was written.
         scheme: The scheme; None is unquantized.
-        spec: Id of the weight format, or why there is none.
+        spec: Id of the weight format, or why there is none; the dtype of an unquantized layer.
         stored: Dtype of the stored weight.
         before: Bytes of the dense weight.
         after: Bytes of the quantized tensors.
@@ -34,6 +35,7 @@ class LayerRow:
     name: str
     shape: tuple[int, ...]
     rule: str
+    source: str
     scheme: QuantScheme | None
     spec: str
     stored: str
@@ -57,6 +59,7 @@ class LayerRow:
             "name": self.name,
             "shape": list(self.shape),
             "rule": self.rule,
+            "source": self.source,
             "scheme": None if self.scheme is None else self.scheme.as_dict(),
             "summary": self.summary,
             "format": self.spec,
@@ -104,6 +107,7 @@ def _stored_rows(
             layer.name,
             shape,
             decision.rule,
+            decision.source,
             decision.scheme,
             spec,
             layer.weight.dtype,
@@ -117,12 +121,14 @@ def _planned_rows(checkpoint: Checkpoint, policy: QuantPlan, sm: int | None) -> 
     for layer in find_layers(checkpoint.tensors):
         planned = work.layers.get(layer.full_name("weight"))
         scheme = None if planned is None else planned.scheme
+        decision = decide(policy, layer)
         yield LayerRow(
             layer.name,
             layer.weight.shape,
-            decide(policy, layer).rule,
+            decision.rule,
+            decision.source,
             scheme,
-            _spec_id(scheme, sm),
+            layer.weight.dtype.lower() if scheme is None else _spec_id(scheme, sm),
             layer.weight.dtype,
             layer.nbytes,
             layer.nbytes if planned is None else planned.nbytes,
@@ -133,12 +139,13 @@ def _describe(
     layer: Layer, scheme: QuantScheme | None, sm: int | None
 ) -> tuple[tuple[int, ...], str]:
     try:
-        return logical_shape(layer, scheme), _spec_id(scheme, sm)
+        shape = logical_shape(layer, scheme)
+        return shape, layer.weight.dtype.lower() if scheme is None else _spec_id(scheme, sm)
     except QuantConfigError as error:
         return layer.weight.shape, str(error)
 
 
-def _spec_id(scheme: QuantScheme | None, sm: int | None) -> str:
+def _spec_id(scheme: QuantScheme, sm: int | None) -> str:
     try:
         return materialize(scheme, sm).spec_id
     except QuantConfigError as error:
