@@ -168,10 +168,10 @@ def _dump_yaml(data: Any) -> str:
 
 
 def _load_yaml(text: str, source: str) -> Any:
-    yaml = _yaml("safe")
+    reader = _yaml("safe")
     from ruamel.yaml.error import YAMLError
 
     try:
-        return yaml.load(text)
+        return reader.load(text)
     except (YAMLError, ValueError, RecursionError) as error:
         raise QuantConfigError(f"{source}: not a valid YAML file: {error}") from error
