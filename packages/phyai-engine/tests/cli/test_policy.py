@@ -2,8 +2,8 @@
 
 import pytest
 
-from phyai.cli.canonical import flat_match, to_yaml
 from phyai.dispatch import load_policy
+from phyai.dispatch.policy_canonical import flat_match, to_yaml
 
 POLICY = """\
 schema: 1

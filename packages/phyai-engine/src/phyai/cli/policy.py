@@ -69,7 +69,7 @@ def show(file: PolicyFile, json_output: options.Json = False) -> None:
     The output is a valid policy with the same version. Two files with the same output decide the
     same.
     """
-    from phyai.cli.canonical import canonical_policy, to_yaml
+    from phyai.dispatch.policy_canonical import canonical_policy, to_yaml
 
     document = canonical_policy(file, _load(file))
     if json_output:

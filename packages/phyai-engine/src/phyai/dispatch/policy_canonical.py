@@ -5,15 +5,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phyai.dispatch.policy import Policy, Rule
+from phyai.dispatch.policy_yaml import read_document
+
 if TYPE_CHECKING:
-    from phyai.dispatch import Policy
     from phyai_quant import QuantScheme
+    from phyai_quant.scheme import TensorQuant
 
 COMBINATORS = ("all_of", "any_of", "none_of")
 RULE_FIELDS = ("prefer", "restrict_to", "use", "params", "fallback")
+TENSOR_FIELDS = (
+    "dtype",
+    "granularity",
+    "block_shape",
+    "symmetric",
+    "dynamic",
+    "micro_scaled",
+    "rotation_group",
+)
 
 
-def canonical_policy(file: Path, policy: "Policy") -> dict[str, Any]:
+def canonical_policy(file: Path, policy: Policy) -> dict[str, Any]:
     """Return the content of `file` with defaults and dotted fact paths.
 
     The result is itself a valid policy with the same decisions and the same version.
@@ -22,8 +34,6 @@ def canonical_policy(file: Path, policy: "Policy") -> dict[str, Any]:
         file: Policy file that `policy` was loaded from.
         policy: The loaded policy.
     """
-    from phyai.dispatch.policy_yaml import read_document
-
     data = read_document(file).data or {}
     return {
         "schema": "phyai.kernel/v1",
@@ -35,11 +45,13 @@ def canonical_policy(file: Path, policy: "Policy") -> dict[str, Any]:
     }
 
 
-def _rules(rules: Any, entries: list[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def _rules(
+    rules: tuple[Rule, ...], entries: list[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
     return [_rule(rule, entry) for rule, entry in zip(rules, entries or [], strict=True)]
 
 
-def _rule(rule: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _rule(rule: Rule, entry: Mapping[str, Any]) -> dict[str, Any]:
     canonical = {"id": rule.id, "priority": rule.priority, "match": flat_match(entry.get("match"))}
     for name in RULE_FIELDS:
         value = getattr(rule, name)
@@ -82,7 +94,7 @@ def _entries(match: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield prefix + key, value
 
 
-def _quantization(policy: "Policy") -> dict[str, Any] | None:
+def _quantization(policy: Policy) -> dict[str, Any] | None:
     plan = policy.quant_plan
     if plan is None:
         return None
@@ -101,15 +113,13 @@ def _scheme(scheme: "QuantScheme | None") -> dict[str, Any]:
     if scheme is None:
         return {"scheme": None}
     tensors = {"weight": scheme.weight, "input": scheme.input}
-    return {
-        role: {
-            name: value
-            for name, value in tensor.as_dict().items()
-            if value is not None and name != "act_order"
-        }
-        for role, tensor in tensors.items()
-        if tensor is not None
-    }
+    return {role: tensor_fields(tensor) for role, tensor in tensors.items() if tensor is not None}
+
+
+def tensor_fields(tensor: "TensorQuant") -> dict[str, Any]:
+    """Return the fields of a policy's ``weight`` or ``input`` that describe `tensor`."""
+    fields = tensor.as_dict()
+    return {name: fields[name] for name in TENSOR_FIELDS if fields[name] is not None}
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
