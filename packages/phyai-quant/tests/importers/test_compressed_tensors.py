@@ -45,6 +45,16 @@ def test_a_whole_file(checkpoint):
     assert plan.kv_cache is None
 
 
+@pytest.mark.parametrize("value", [None, {}])
+@pytest.mark.filterwarnings("error")
+def test_an_empty_sparsity_of_experts_is_known(checkpoint, value):
+    plan = load_quant_plan(checkpoint(config(group(["Linear"]), moe_sparsity_config=value)))
+    assert plan.resolve("a.b", "Linear") == FP8_SCHEME
+    sparse = config(group(["Linear"]), moe_sparsity_config={"experts": 2})
+    with pytest.raises(QuantConfigError, match="moe_sparsity_config: is not supported"):
+        load_quant_plan(checkpoint(sparse))
+
+
 @pytest.mark.parametrize(
     "ignore",
     [

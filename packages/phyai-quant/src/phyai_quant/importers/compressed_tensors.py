@@ -17,6 +17,7 @@ _KNOWN_KEYS = (
     "ignore",
     "kv_cache_scheme",
     "sparsity_config",
+    "moe_sparsity_config",
     "transform_config",
     "version",
 )
@@ -71,7 +72,7 @@ class CompressedTensorsImporter:
             raise QuantConfigError("compressed-tensors needs an inline quantization_config")
         config.warn_unknown(_KNOWN_KEYS)
         _format(config)
-        for key in ("sparsity_config", "transform_config"):
+        for key in ("sparsity_config", "moe_sparsity_config", "transform_config"):
             _check_extra(config, key)
         plan = QuantPlan(
             rules=(*_ignore_rules(config), *read_groups(config)),
