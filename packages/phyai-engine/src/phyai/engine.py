@@ -17,7 +17,7 @@ from phyai.dispatch.trace import SelectionTrace
 from phyai.dispatch.types import ModelContext
 from phyai.engine_config import EngineConfig
 from phyai.processing.inputs import Observation
-from phyai_quant import get_active_plan, use_quant_plan
+from phyai.quantization import quant_sources
 
 ENTRY_POINT_GROUP = "phyai.models"
 _BUILT_IN = {"pi05": "phyai.models.pi05.main_pi05:PI05Policy"}
@@ -101,7 +101,9 @@ class Engine:
 
     The environment overrides ``args.config`` (see ``EngineConfig.from_env``). A kernel policy's
     quantization section decides weight formats while the model is built; without one, the plan
-    around the constructor, and without that, the checkpoint's own quantization config.
+    around the constructor, and without that, the checkpoint's own quantization config. With
+    ``config.quantization.merge_checkpoint`` the rules of the first two are tested before those of
+    the checkpoint instead of replacing them.
 
     Args:
         args: what to run and how.
@@ -121,10 +123,12 @@ class Engine:
         self.selector: Selector = initialize_kernel_system(
             self.config.kernel, device=device, model=ModelContext(family=args.plugin)
         )
-        plan = self.selector.policy.quant_plan
         with (
             kernel_selector_scope(self.selector),
-            use_quant_plan(get_active_plan() if plan is None else plan),
+            quant_sources(
+                self.selector.policy.quant_plan,
+                merge_checkpoint=self.config.quantization.merge_checkpoint,
+            ),
         ):
             self.plugin = factory(
                 args.plugin_args, device=device, params_dtype=self.config.device.params_dtype

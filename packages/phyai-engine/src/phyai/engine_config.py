@@ -8,6 +8,7 @@ import torch
 
 from phyai.dispatch.config import ENV_FREEZE, KernelConfig, env_flag
 
+ENV_MERGE = "PHYAI_MERGE_QUANTIZATION"
 PARAMS_DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -78,6 +79,20 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
+class QuantizationConfig:
+    """How sources of quantization plans combine.
+
+    Attributes:
+        merge_checkpoint: test the rules of a policy, or of the plan around the engine, before
+            those of the checkpoint's config, which then decides the remaining layers. Otherwise
+            they replace it, and a checkpoint with quantized tensors that they do not name is
+            refused.
+    """
+
+    merge_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All settings of an engine.
 
@@ -85,11 +100,13 @@ class EngineConfig:
         device: device and dtype.
         kernel: kernel policy and profile.
         runtime: run-time behaviour.
+        quantization: how sources of quantization plans combine.
     """
 
     device: DeviceConfig = field(default_factory=DeviceConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
 
     @classmethod
     def from_env(
@@ -97,8 +114,8 @@ class EngineConfig:
     ) -> "EngineConfig":
         """Returns ``base`` overridden by the environment.
 
-        Read are ``PHYAI_DEVICE``, ``PHYAI_PARAMS_DTYPE``, ``PHYAI_FREEZE_KERNEL_CHOICES`` and what
-        ``KernelConfig.with_env`` reads.
+        Read are ``PHYAI_DEVICE``, ``PHYAI_PARAMS_DTYPE``, ``PHYAI_FREEZE_KERNEL_CHOICES``,
+        ``PHYAI_MERGE_QUANTIZATION`` and what ``KernelConfig.with_env`` reads.
 
         Raises:
             ValueError: for a value that cannot be parsed, naming the variable.
@@ -112,4 +129,5 @@ class EngineConfig:
             device = replace(device, params_dtype=parse_dtype(name, what="PHYAI_PARAMS_DTYPE"))
         freeze = env_flag(ENV_FREEZE, env, default=runtime.freeze_kernel_choices)
         runtime = replace(runtime, freeze_kernel_choices=freeze)
-        return cls(device, base.kernel.with_env(env), runtime)
+        merge = env_flag(ENV_MERGE, env, default=base.quantization.merge_checkpoint)
+        return cls(device, base.kernel.with_env(env), runtime, QuantizationConfig(merge))

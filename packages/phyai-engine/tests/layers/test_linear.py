@@ -104,7 +104,50 @@ def test_quantized_layer_is_close_and_keeps_the_dtype(dtype):
     assert (found.float() - expected).norm() / expected.norm() < 0.02
 
 
-def test_every_leg_has_its_own_slot():
+def test_every_leg_has_its_own_slot_and_all_legs_one():
     layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
-    names = {f"attn.{leg.name}.{kind}" for leg in LEGS for kind in ("weight", "bias")}
+    owners = (*(leg.name for leg in LEGS), "qkv_proj")
+    names = {f"attn.{owner}.{kind}" for owner in owners for kind in ("weight", "bias")}
     assert set(collect_slots(layer)) == names
+
+
+def test_one_tensor_of_all_legs_equals_the_legs():
+    layers = [Linear(32, LEGS, bias=True, prefix="attn.qkv_proj") for _ in range(2)]
+    tensors = parts()
+    fused = {
+        f"attn.qkv_proj.{kind}": torch.cat([tensors[f"attn.{leg.name}.{kind}"] for leg in LEGS])
+        for kind in ("weight", "bias")
+    }
+    for layer, source in zip(layers, (tensors, fused), strict=True):
+        load_into(layer, readers(source), source="test")
+    x = torch.randn(3, 32)
+    assert torch.equal(layers[0](x), layers[1](x))
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_leg_and_all_legs_in_one_checkpoint_are_refused(kind):
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
+    size = (24, 32) if kind == "weight" else (24,)
+    tensors = parts() | {f"attn.qkv_proj.{kind}": torch.zeros(size)}
+    message = rf"attn\.qkv_proj\.{kind}: the checkpoint also has attn\.q_proj\.{kind}.*not both"
+    with pytest.raises(CheckpointError, match=message):
+        load_into(layer, readers(tensors), source="test")
+
+
+def test_a_missing_scale_is_named_as_the_checkpoint_would():
+    scheme = QuantScheme(TensorQuant(QDType.INT8, Granularity.PER_CHANNEL))
+    layer = Linear(32, LEGS, prefix="attn.qkv_proj", scheme=scheme)
+    tensors = {f"attn.{leg.name}.weight": torch.zeros(leg.width, 32).char() for leg in LEGS}
+    tensors |= {
+        f"attn.{n}.weight_scale": torch.ones(w, 1) for n, w in (("q_proj", 16), ("v_proj", 3))
+    }
+    with pytest.raises(CheckpointError, match=r"1 missing:\n    attn\.k_proj\.weight_scale$"):
+        load_into(layer, readers(tensors), source="test")
+
+
+def test_a_missing_bias_is_named():
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
+    tensors = parts()
+    del tensors["attn.v_proj.bias"]
+    with pytest.raises(CheckpointError, match=r"1 missing:\n    attn\.v_proj\.bias$"):
+        load_into(layer, readers(tensors), source="test")

@@ -98,6 +98,37 @@ class CheckpointReader:
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(stored)
 
+    def logical_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes that the tensors stand for.
+
+        A weight that is packed several values to an element has the shape ``(N, K)`` of the dense
+        one, under the name ``weight``.
+
+        Raises:
+            CheckpointError: if a weight in 32-bit words has no usable ``weight_shape`` beside it.
+        """
+        shapes = dict(self.shapes)
+        for name, shape in self.shapes.items():
+            layer, _, tensor = name.rpartition(".")
+            if tensor in ("weight", "weight_packed") and len(shape) == 2:
+                shapes[f"{layer}.weight"] = self._unpacked(layer, name, shape)
+        return shapes
+
+    def _unpacked(self, layer: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        dtype = self.dtypes[name]
+        if dtype == "U8":
+            return shape[0], 2 * shape[1]
+        if dtype != "I32":
+            return shape
+        declared = f"{layer}.weight_shape"
+        if self.shapes.get(declared) != (2,):
+            raise CheckpointError(
+                f"{name} holds 32-bit words, and the checkpoint has no tensor {declared} [2] that "
+                "tells the shape of the weight; quantize the checkpoint again"
+            )
+        rows, columns = self.get(declared).tolist()
+        return int(rows), int(columns)
+
     def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
         """Returns a reader for each tensor, opening each file only when asked."""
         return {name: lambda name=name: self.get(name) for name in self._stored}

@@ -41,6 +41,11 @@ def copy_slot(
     """Returns the slot of a parameter that is stored exactly as it is used."""
 
     def load(source: Tensor) -> None:
+        if not source.is_floating_point() or source.itemsize < 2:
+            raise CheckpointError(
+                f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
+                "use a checkpoint that stores it in fp32, fp16 or bf16"
+            )
         if source.shape != parameter.shape:
             raise CheckpointError(
                 f"{key}: the checkpoint has shape {tuple(source.shape)}, "

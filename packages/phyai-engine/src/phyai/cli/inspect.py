@@ -38,7 +38,7 @@ def _summary(checkpoint: Path) -> dict[str, Any]:
     from phyai.models.pi05.keys import canonical
 
     reader = CheckpointReader(checkpoint, canonical)
-    config = PI05Config.read(checkpoint, reader.shapes)
+    config = PI05Config.read(checkpoint, reader.logical_shapes())
     return {
         "checkpoint": checkpoint,
         "config": config,

@@ -16,11 +16,28 @@ from phyai.kernels import gemm_flashinfer, gemm_humming
 from phyai.kernels.bench import random_tensor
 from phyai.kernels.conditions import NVIDIA, returns
 
-_FP8 = all_of(eq("quant.format", "fp8_e4m3"), is_none("quant.layout"))
-_CONVROT = all_of(eq("quant.format", "int8"), eq("quant.layout", "convrot"))
-_NVFP4_LINEAR = all_of(
-    eq("quant.format", "nvfp4"), eq("quant.layout", "linear"), eq("quant.block_k", 16)
-)
+_FORMAT, _LAYOUT = "quant.format", "quant.layout"
+_FP8 = all_of(eq(_FORMAT, "fp8_e4m3"), is_none(_LAYOUT))
+_CONVROT = all_of(eq(_FORMAT, "int8"), eq(_LAYOUT, "convrot"))
+
+
+def _nvfp4(layout: str) -> Predicate:
+    return all_of(eq(_FORMAT, "nvfp4"), eq(_LAYOUT, layout), eq("quant.block_k", 16))
+
+
+_DEQUANTIZED: dict[str, Predicate] = {
+    "fp8_block": all_of(_FP8, eq("quant.granularity", "block"), NVIDIA, at_least("sm89")),
+    "fp8_dequant": all_of(one_of(_FORMAT, "fp8_e4m3", "fp8_e5m2"), is_none(_LAYOUT)),
+    "int8_rows": all_of(eq(_FORMAT, "int8"), is_none(_LAYOUT)),
+    "int_packed": all_of(one_of(_FORMAT, "int4", "int8"), eq(_LAYOUT, "packed")),
+    "nvfp4_linear": _nvfp4("linear"),
+    "nvfp4_128x4": _nvfp4("128x4"),
+    "mxfp4_linear": all_of(eq(_FORMAT, "mxfp4"), eq(_LAYOUT, "linear"), eq("quant.block_k", 32)),
+    "convrot_int8": _CONVROT,
+    "convrot_nvfp4": _nvfp4("convrot"),
+    "humming_raw": eq(_LAYOUT, "humming_raw"),
+}
+"""Reference rows ``torch.gemm.<name>``: one for every layout that weight formats have."""
 
 
 def _dense(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -28,10 +45,18 @@ def _dense(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _dequantized(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiplies by the weight read back in fp32; the input is not quantized."""
-    weight = layer.spec.dequantize_weight(layer)
+    """Multiplies in fp32 by the weight read back.
+
+    Where the layer's format quantizes the input, it is quantized and read back first.
+    """
+    spec = layer.spec
+    weight = spec.dequantize_weight(layer)
+    if x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], weight.shape[0]))
+    quantizes = getattr(spec, "needs_act_quant", False)
+    values = spec.fake_quantize_activation(x, layer) if quantizes else x.float()
     wide_bias = None if bias is None else bias.float()
-    return functional.linear(x.float(), weight, wide_bias).to(x.dtype)
+    return functional.linear(values, weight, wide_bias).to(x.dtype)
 
 
 def _fp8_scaled_mm(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -112,24 +137,18 @@ def populate(catalog: Catalog) -> None:
             doc="x [..., K] times layer.weight [N, K] transposed, plus bias [N] or None.",
         )
     )
-    block = all_of(_FP8, eq("quant.granularity", "block"), NVIDIA, at_least("sm89"))
     dequantized = returns(_dequantized)
     lowest = Priority.REFERENCE
+    dense = one_of(_FORMAT, "bf16", "fp16")
     rows = (
-        _row(
-            "torch.gemm.bf16",
-            one_of("quant.format", "bf16", "fp16"),
-            returns(_dense),
-            lowest,
-            reference=True,
-        ),
+        _row("torch.gemm.bf16", dense, returns(_dense), lowest, reference=True),
         _fp8_row("per_tensor"),
         _fp8_row("per_channel"),
-        _row("torch.gemm.fp8_block", block, dequantized, lowest, reference=True),
-        _row("torch.gemm.fp8_dequant", _FP8, dequantized, lowest, reference=True),
-        _row("torch.gemm.nvfp4_linear", _NVFP4_LINEAR, dequantized, lowest, reference=True),
         _row("piper.gemm.convrot_int8", _CONVROT, _prepare_convrot, Priority.SPECIALIZED),
-        _row("torch.gemm.convrot_int8", _CONVROT, dequantized, lowest, reference=True),
+        *(
+            _row(f"torch.gemm.{name}", when, dequantized, lowest, reference=True)
+            for name, when in _DEQUANTIZED.items()
+        ),
     )
     for row in rows:
         catalog.register(row)

@@ -74,24 +74,37 @@ def _prepare_fp8_block(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa
     return _flat(product)
 
 
+def _leg_ratios(layer: Any, largest: Tensor) -> Tensor:
+    """Returns each row's global scale over the largest, [N], without reading any value."""
+    ratios = layer.weight_global_scale / largest
+    parts = zip(ratios, layer.logical_widths, strict=True)
+    return torch.cat([ratio.expand(width) for ratio, width in parts])
+
+
 def _prepare_nvfp4(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
     from flashinfer.gemm import mm_fp4
     from flashinfer.quantization.fp4_quantization import nvfp4_quantize
     from flashinfer.tllm_enums import SfLayout
 
     def product(layer: Any, rows: Tensor) -> Tensor:
-        amax = rows.abs().amax().float().clamp_min(_SCALE_FLOOR)
-        global_scale = _FP8_MAX * _FP4_MAX / amax
+        level = getattr(layer, "input_scale", None)
+        if level is None:
+            level = rows.abs().amax().float() / (_FP8_MAX * _FP4_MAX)
+        level = level.reshape(1).clamp_min(_SCALE_FLOOR)
         layout = SfLayout.layout_128x4
-        codes, scale = nvfp4_quantize(rows, global_scale, sfLayout=layout)[:2]
-        return mm_fp4(
+        codes, scale = nvfp4_quantize(rows, 1.0 / level, sfLayout=layout)[:2]
+        largest = layer.weight_global_scale.amax()
+        out = mm_fp4(
             codes,
             layer.weight.t(),
             scale,
             layer.weight_scale.t(),
-            alpha=layer.weight_scale_2 / global_scale,
+            alpha=largest * level,
             out_dtype=rows.dtype,
         )
+        if len(layer.logical_widths) == 1:
+            return out
+        return (out * _leg_ratios(layer, largest)).to(rows.dtype)
 
     return _flat(product)
 
@@ -121,6 +134,9 @@ def register(catalog: Catalog) -> None:
                 at_least("sm100"),
                 eq("quant.block_k", 128),
                 divisible("shape.K", 128),
+                eq("quant.fields.activation", "fp8_e4m3"),
+                eq("quant.fields.input_granularity", "block"),
+                eq("quant.fields.input_scale", "dynamic"),
             ),
         ),
         (
@@ -133,6 +149,7 @@ def register(catalog: Catalog) -> None:
                 eq("quant.block_k", 16),
                 at_least("sm100"),
                 divisible("shape.K", 16),
+                eq("quant.fields.activation", "nvfp4"),
             ),
         ),
     )

@@ -5,18 +5,32 @@ from phyai.layers.embedding import Embedding
 from phyai.layers.linear import Leg, Linear
 from phyai.layers.mlp import GatedMLP, PlainMLP
 from phyai.layers.norm import AdaRMSNorm, LayerNorm, RMSNorm
+from phyai.layers.parallel import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    TensorParallel,
+)
 from phyai.layers.rope import RotaryEmbedding
+from phyai.layers.unused import UnusedLinear
 
 __all__ = [
     "AdaRMSNorm",
     "CachelessAttention",
+    "ColumnParallelLinear",
     "Embedding",
     "GatedMLP",
     "LayerNorm",
     "Leg",
     "Linear",
+    "MergedColumnParallelLinear",
     "PagedAttention",
     "PlainMLP",
+    "QKVParallelLinear",
     "RMSNorm",
     "RotaryEmbedding",
+    "RowParallelLinear",
+    "TensorParallel",
+    "UnusedLinear",
 ]

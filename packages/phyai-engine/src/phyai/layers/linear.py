@@ -10,7 +10,7 @@ from phyai.checkpoints.errors import CheckpointError
 from phyai.checkpoints.slots import TensorSlot
 from phyai.dispatch import CallSite
 from phyai_quant import QuantScheme, get_active_plan, materialize
-from phyai_quant.specs.base import AllocationRequest, WeightSpec
+from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Leg:
 
     Attributes:
         name: last component of its checkpoint name, such as ``q_proj``.
-        width: output features.
+        width: output features that the layer holds.
         shard_id: how weight formats call it, such as ``"q"`` or ``0``.
     """
 
@@ -41,7 +41,9 @@ class Linear(nn.Module):
     """``y = x Wᵀ + b`` with a weight of any format the quantization plan names.
 
     The format is, in this order: ``spec``, ``scheme``, the active plan's answer for ``prefix``,
-    the unquantized format in ``params_dtype``.
+    the unquantized format in ``params_dtype``. A layer without a prefix asks no plan.
+
+    A checkpoint stores either every leg or one tensor of all legs under the layer's own name.
 
     Args:
         in_features: K.
@@ -53,6 +55,8 @@ class Linear(nn.Module):
         device: where the weights live.
         spec: physical format, overriding everything.
         scheme: quantization scheme, overriding the plan.
+        slices: which part of each leg's checkpoint tensors the layer holds, where N and K are
+            those of one rank; all of them by default.
     """
 
     def __init__(
@@ -67,9 +71,11 @@ class Linear(nn.Module):
         device: torch.device | str = "cpu",
         spec: WeightSpec | None = None,
         scheme: QuantScheme | None = None,
+        slices: Sequence[LegSlice] = (),
     ) -> None:
         super().__init__()
         self.prefix = prefix
+        self._filled: dict[tuple[str, int], str] = {}
         if isinstance(out_features, int):
             self.legs = (Leg(prefix.rpartition(".")[2], out_features),)
         else:
@@ -82,19 +88,20 @@ class Linear(nn.Module):
                 legs = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
                 scheme = plan.resolve(prefix, type(self), legs=legs)
             spec = materialize(scheme, sm_version(device))
+        self.scheme = scheme
         self.spec = spec
         self.params_dtype = params_dtype
         self.weight: Tensor
-        spec.allocate(
-            self,
-            AllocationRequest(
-                weight_shape=(self.out_features, in_features),
-                logical_widths=tuple(leg.width for leg in self.legs),
-                shard_ids=tuple(leg.shard_id for leg in self.legs),
-                params_dtype=params_dtype,
-                device=torch.device(device),
-            ),
+        request = AllocationRequest(
+            weight_shape=(self.out_features, in_features),
+            logical_widths=tuple(leg.width for leg in self.legs),
+            shard_ids=tuple(leg.shard_id for leg in self.legs),
+            params_dtype=params_dtype,
+            device=torch.device(device),
+            slices=tuple(slices),
         )
+        self.slices = request.slices
+        spec.allocate(self, request)
         self.bias = (
             nn.Parameter(
                 torch.empty(self.out_features, dtype=params_dtype, device=device),
@@ -107,6 +114,9 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
+        return self._multiply(x, self.bias)
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         selection = self._site.select(
             device=x.device,
             dtype={
@@ -117,43 +127,86 @@ class Linear(nn.Module):
             quant=self.spec.physical_signature,
             dims={"M": x.numel() // self.in_features},
         )
-        return selection.execute(self, x, self.bias)
+        return selection.execute(self, x, bias)
 
     def _leg_name(self, leg: Leg) -> str:
         parent = self.prefix.rpartition(".")[0]
         return f"{parent}.{leg.name}" if parent else leg.name
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
-        """Yields the weight, scales and bias of every leg."""
-        start = 0
-        for leg in self.legs:
-            name = self._leg_name(leg)
-            for tensor in self.spec.tensor_names():
-                yield self._weight_slot(f"{name}.{tensor}", tensor, leg)
-            if self.bias is not None:
-                yield self._bias_slot(f"{name}.bias", start, leg.width)
-            start += leg.width
+        """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""
+        everything = range(len(self.legs))
+        for index, leg in enumerate(self.legs):
+            yield from self._slots(self._leg_name(leg), range(index, index + 1), leg.shard_id)
+        if len(self.legs) > 1 and self.prefix:
+            yield from self._slots(self.prefix, everything, None)
 
-    def _weight_slot(self, key: str, tensor: str, leg: Leg) -> TensorSlot:
+    def _slots(self, name: str, legs: range, shard_id: str | int | None) -> Iterator[TensorSlot]:
+        for tensor in self.spec.tensor_names():
+            yield self._weight_slot(f"{name}.{tensor}", tensor, legs, shard_id)
+        if self.bias is not None:
+            yield self._bias_slot(f"{name}.bias", legs)
+
+    def _weight_slot(
+        self, key: str, tensor: str, legs: range, shard_id: str | int | None
+    ) -> TensorSlot:
         def load(source: Tensor) -> None:
-            self.spec.load_weight(self, tensor, source, leg.shard_id)
+            self._claim(key, tensor, legs)
+            self.spec.load_weight(self, tensor, source, shard_id)
 
-        return TensorSlot(key, load, optional=tensor != "weight")
+        # Formats accept tensors under several names: `missing_parts` knows what is needed.
+        return TensorSlot(key, load, optional=True)
 
-    def _bias_slot(self, key: str, start: int, width: int) -> TensorSlot:
+    def _bias_slot(self, key: str, legs: range) -> TensorSlot:
+        held = [self.slices[leg] for leg in legs]
+        width = sum(part.full_shape[0] for part in held)
+
         def load(source: Tensor) -> None:
             if self.bias is None or source.shape != (width,):
                 raise CheckpointError(
                     f"{key}: the checkpoint has shape {tuple(source.shape)}, "
                     f"the model needs ({width},)"
                 )
-            self.bias.data[start : start + width].copy_(source)
+            self._claim(key, "bias", legs)
+            wholes = source.split([part.full_shape[0] for part in held])
+            start = sum(leg.width for leg in self.legs[: legs.start])
+            for leg, part, whole in zip(legs, held, wholes, strict=True):
+                size = self.legs[leg].width
+                kept = whole[part.row_start : part.row_start + size]
+                self.bias.data[start : start + size].copy_(kept)
+                start += size
 
-        return TensorSlot(key, load)
+        return TensorSlot(key, load, optional=True)
+
+    def _claim(self, key: str, tensor: str, legs: range) -> None:
+        """Refuses a tensor of legs that another checkpoint tensor has filled."""
+        for leg in legs:
+            first = self._filled.setdefault((tensor, leg), key)
+            if first != key:
+                raise CheckpointError(
+                    f"{key}: the checkpoint also has {first}; it must hold one tensor for all "
+                    "legs or one for each, not both"
+                )
 
     def missing_parts(self) -> list[str]:
-        """Returns weights and scales of this layer that were never loaded."""
-        return self.spec.missing_parts(self)
+        """Returns the checkpoint names of weights, scales and biases that were never loaded."""
+        missing = [self._in_checkpoint(part) for part in self.spec.missing_parts(self)]
+        if self.bias is not None:
+            missing += [
+                f"{self._leg_name(leg)}.bias"
+                for index, leg in enumerate(self.legs)
+                if ("bias", index) not in self._filled
+            ]
+        return missing
+
+    def _in_checkpoint(self, part: str) -> str:
+        """Turns ``attn.qkv_proj.weight[q]``, as formats say it, into ``attn.q_proj.weight``."""
+        for leg in self.legs:
+            suffix = f"[{leg.shard_id}]"
+            if len(self.legs) > 1 and part.endswith(suffix):
+                tensor = part.removesuffix(suffix).rpartition(".")[2]
+                return f"{self._leg_name(leg)}.{tensor}"
+        return part
 
     def post_load(self) -> None:
         """Lets the format finish its weight."""

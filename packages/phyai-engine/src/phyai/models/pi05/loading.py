@@ -1,9 +1,11 @@
 """From a checkpoint folder to a ready model."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from phyai.checkpoints import CheckpointReader, load_into
 from phyai.layers import Embedding, Linear
@@ -13,6 +15,9 @@ from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.savings import Savings
 from phyai_quant import QuantPlan, get_active_plan
 from phyai_quant.checkpoint import check_unquantized_dtypes
+
+_MARKERS = ("comfy_quant",)
+_CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 def load_pi05(
@@ -39,14 +44,28 @@ def load_pi05(
     """
     directory = Path(checkpoint_dir)
     reader = CheckpointReader(directory, canonical)
-    config = PI05Config.read(directory, reader.shapes)
+    config = PI05Config.read(directory, reader.logical_shapes())
     plan = get_active_plan()
     check_unquantized_dtypes(reader.dtypes, plan)
     model = PI05Model(config, params_dtype=params_dtype, device=device, savings=savings)
     if plan is not None:
         _warn_about_unused_rules(model, plan)
-    load_into(model, reader.tensors(), source=str(directory))
+    load_into(model, _model_tensors(reader, plan), source=str(directory))
     return model.eval()
+
+
+def _model_tensors(
+    reader: CheckpointReader, plan: QuantPlan | None
+) -> dict[str, Callable[[], Tensor]]:
+    """Leaves out what the plan was read from, and scales of a quantized cache that it declares."""
+    if plan is None:
+        return dict(reader.tensors())
+    unused = _MARKERS if plan.kv_cache is None else (*_MARKERS, *_CACHE_SCALES)
+    return {
+        name: read
+        for name, read in reader.tensors().items()
+        if name.rpartition(".")[2] not in unused
+    }
 
 
 def _warn_about_unused_rules(model: PI05Model, plan: QuantPlan) -> None:

@@ -18,7 +18,8 @@ from phyai.models.pi05.savings import Savings
 from phyai.processing.inputs import Observation
 from phyai.processing.pipeline import PolicyProcessor
 from phyai.processing.presets import Preset
-from phyai_quant import get_active_plan, load_quant_plan, use_quant_plan
+from phyai.quantization import resolve_quant_plan
+from phyai_quant import use_quant_plan
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class PI05Policy:
     def __init__(self, args: PI05Args, *, device: torch.device, params_dtype: torch.dtype) -> None:
         self.args = args
         self.device = device
-        plan = get_active_plan()
-        with use_quant_plan(load_quant_plan(args.checkpoint_dir) if plan is None else plan):
+        with use_quant_plan(resolve_quant_plan(args.checkpoint_dir)):
             self.model = load_pi05(
                 args.checkpoint_dir,
                 device=device,

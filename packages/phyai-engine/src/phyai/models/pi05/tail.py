@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, unused_slot
-from phyai.layers import Leg, Linear, RMSNorm, RotaryEmbedding
+from phyai.layers import Leg, Linear, RMSNorm, RotaryEmbedding, UnusedLinear
 from phyai.models.pi05.sizes import DecoderSizes
 from phyai.runtime.paged import PagedKVCache
 
@@ -50,6 +50,20 @@ class KeyValueLayer(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
+        self.unused = nn.ModuleList(self._unused_linears())
+
+    def _unused_linears(self) -> Iterator[UnusedLinear]:
+        width, mlp = self.sizes.width, self.sizes.mlp
+        queries = self.sizes.heads * self.sizes.head_dim
+        shapes = {
+            "self_attn.q_proj": ("self_attn.qkv_proj", (queries, width)),
+            "self_attn.o_proj": ("self_attn.o_proj", (width, queries)),
+            "mlp.gate_proj": ("mlp.gate_up_proj", (mlp, width)),
+            "mlp.up_proj": ("mlp.gate_up_proj", (mlp, width)),
+            "mlp.down_proj": ("mlp.down_proj", (width, mlp)),
+        }
+        for name, (fused, shape) in shapes.items():
+            yield UnusedLinear(f"{self.prefix}.{name}", shape, prefix=f"{self.prefix}.{fused}")
 
     def forward(
         self,
@@ -68,13 +82,7 @@ class KeyValueLayer(nn.Module):
         cache.write(self.index, first_slot, rope(positions, key, key)[1], value)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
-        """Yields the tensors that are expected and left out."""
-        sizes, prefix = self.sizes, self.prefix
-        width, mlp, queries = sizes.width, sizes.mlp, sizes.heads * sizes.head_dim
-        yield unused_slot(f"{prefix}.self_attn.q_proj.weight", (queries, width))
-        yield unused_slot(f"{prefix}.self_attn.o_proj.weight", (width, queries))
-        yield unused_slot(f"{prefix}.post_attention_layernorm.weight", (width,))
-        yield unused_slot(f"{prefix}.mlp.gate_proj.weight", (mlp, width))
-        yield unused_slot(f"{prefix}.mlp.up_proj.weight", (mlp, width))
-        yield unused_slot(f"{prefix}.mlp.down_proj.weight", (width, mlp))
+        """Yields the vectors that are expected and left out."""
+        width = self.sizes.width
+        yield unused_slot(f"{self.prefix}.post_attention_layernorm.weight", (width,))
         yield unused_slot(f"{self.body}.norm.weight", (width,))

@@ -18,8 +18,10 @@ ROLE = "vision"
 class PatchLinear(Linear):
     """The patch convolution as a matrix product: the stored kernel is flattened when loaded."""
 
-    def _weight_slot(self, key: str, tensor: str, leg: Leg) -> TensorSlot:
-        slot = super()._weight_slot(key, tensor, leg)
+    def _weight_slot(
+        self, key: str, tensor: str, legs: range, shard_id: str | int | None
+    ) -> TensorSlot:
+        slot = super()._weight_slot(key, tensor, legs, shard_id)
         return replace(slot, load=lambda source: slot.load(source.flatten(1)))
 
 
