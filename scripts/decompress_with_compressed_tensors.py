@@ -42,7 +42,7 @@ def decompress(tensors: dict[str, Any], config: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Read a quantized folder with one shard, write a dense one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("quantized", type=Path)
     parser.add_argument("dense", type=Path)
     arguments = parser.parse_args()

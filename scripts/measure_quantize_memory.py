@@ -66,7 +66,7 @@ def write_checkpoint(folder: Path, layers: int) -> int:
 
 def main() -> None:
     """Write, quantize, measure, delete."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=20)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--policy", choices=POLICIES, default="int8")

@@ -163,6 +163,14 @@ def test_files_and_configs(weights, write_checkpoint, dense):
         check_checkpoint(dense / "absent")
 
 
+def test_layers_of_a_damaged_shard_are_not_called_unmatched(dense, tmp_path, make_policy):
+    quantize_checkpoint(dense, tmp_path / "out", make_policy(INT8))
+    shard = tmp_path / "out" / "model-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    (finding,) = check_checkpoint(tmp_path / "out").findings
+    assert (finding.check, finding.place) == ("files", shard.name)
+
+
 def test_convrot_markers_and_scales(dense, tmp_path, make_policy):
     folder = tmp_path / "rotated"
     quantize_checkpoint(dense, folder, make_policy({**INT8, "rotation_group": 64}, INT8))

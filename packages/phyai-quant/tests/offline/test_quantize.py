@@ -299,3 +299,20 @@ def test_rules_that_match_nothing_are_reported(dense, tmp_path):
         dense, tmp_path / "out", parse_quantization_section({"rules": rules})
     )
     assert [rule.matcher.pattern for rule in report.work.unmatched] == ["k_proj"]
+
+
+def test_statistics_beside_a_single_file_are_copied(weights, tmp_path, make_policy):
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(weights, source / "model.safetensors")
+    for name in ("preprocessor", "postprocessor"):
+        save_file({"action.mean": torch.ones(7)}, source / f"{name}.safetensors")
+    save_file({"old.weight": torch.ones(7, 7)}, source / "old.safetensors")
+    report = quantize_checkpoint(source, tmp_path / "out", make_policy(INT8, INT8))
+    assert report.shards == ("model.safetensors",)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor.safetensors",
+        "postprocessor.safetensors",
+    }

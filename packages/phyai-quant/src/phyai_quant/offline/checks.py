@@ -106,7 +106,8 @@ def check_checkpoint(
     layers = find_layers(checkpoint.tensors)
     plan, problems = _read_plan(checkpoint)
     findings += problems
-    if plan is not None:
+    # Rules of layers in a shard that cannot be read would match nothing as well.
+    if plan is not None and not any(problem.fatal for problem in checkpoint.problems):
         classes = {layer.name: layer.module_cls for layer in layers}
         findings += [
             Finding(Severity.WARNING, "config", plan.source, f"matches no layer: {rule.describe()}")

@@ -14,6 +14,7 @@ from phyai_quant.scheme import QuantConfigError
 from piper_kernels.weights.io import StoredTensor, WeightFileError, read_header
 
 INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -150,6 +151,9 @@ class Checkpoint:
 def read_checkpoint(directory: str | Path) -> Checkpoint:
     """Reads the index and the headers of a checkpoint folder.
 
+    The shards are the files that the index lists; without an index ``model.safetensors``, beside
+    which other files hold something else (normalisation statistics); else all safetensors files.
+
     Damage is recorded in `Checkpoint.problems`, so that a report can list all of it.
 
     Raises:
@@ -161,7 +165,7 @@ def read_checkpoint(directory: str | Path) -> Checkpoint:
     problems: list[FileProblem] = []
     weight_map = _read_index(root / INDEX_FILE, problems)
     present = sorted(path for path in root.glob("*.safetensors") if path.is_file())
-    shards = present
+    shards = [path for path in present if path.name == SINGLE_FILE] or present
     if weight_map is not None:
         listed = sorted({root / name for name in weight_map.values()})
         missing = (path.name for path in listed if path not in present)

@@ -12,10 +12,12 @@ import torch
 
 from phyai_quant.checkpoint import load_quant_plan
 from phyai_quant.offline.files import INDEX_FILE, TensorEntry, read_checkpoint
+from phyai_quant.offline.layers import find_layers
 from phyai_quant.offline.shard_writer import ShardWriter
 from phyai_quant.offline.work import LayerWork, Work, plan_work
 from phyai_quant.plan import QuantPlan
 from phyai_quant.scheme import QuantConfigError
+from piper_kernels.weights.io import read_header
 
 RECORD_FILE = ".phyai-quantize.json"
 """Names the shards that are finished; it disappears when the whole checkpoint is."""
@@ -230,6 +232,7 @@ def _finish(work: Work, root: Path) -> None:
         ignore=shutil.ignore_patterns(*_LEFT_OUT),
         dirs_exist_ok=True,
     )
+    _copy_statistics(work, root)
     if (work.checkpoint.directory / INDEX_FILE).is_file() or len(work.checkpoint.shards) > 1:
         _write_index(work, root)
     config_file = root / _CONFIG_FILE
@@ -241,6 +244,16 @@ def _finish(work: Work, root: Path) -> None:
         _write_json(config_file, {**config, "quantization_config": section})
     _check_readable(work, root)
     (root / RECORD_FILE).unlink()
+
+
+def _copy_statistics(work: Work, root: Path) -> None:
+    """Copies safetensors files that are no shards and hold no layer with a weight matrix."""
+    for file in sorted(work.checkpoint.directory.glob("*.safetensors")):
+        if file in work.checkpoint.shards:
+            continue
+        stored = read_header(file).tensors
+        if not find_layers({name: TensorEntry(file, entry) for name, entry in stored.items()}):
+            shutil.copy2(file, root / file.name)
 
 
 def _write_index(work: Work, root: Path) -> None:
