@@ -7,14 +7,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from phyai.dispatch import bootstrap
+from phyai.dispatch.choices import SiteChoices
 from phyai.dispatch.config import ENV_VERIFY_FROZEN, env_flag
 from phyai.dispatch.errors import FrozenChoiceError
-from phyai.dispatch.facts import MISSING
 from phyai.dispatch.names import listing
 from phyai.dispatch.selection import Selection
-from phyai.dispatch.selector import Selector
 from phyai.dispatch.trace import SelectionTrace
-from phyai.dispatch.types import KernelMode, KernelQuery, Profile, QuantFacts
+from phyai.dispatch.types import KernelMode, KernelQuery, QuantFacts
 
 _MODE: ContextVar[KernelMode] = ContextVar("phyai_kernel_mode", default=KernelMode.EAGER)
 _NOTHING: Mapping[str, Any] = {}
@@ -56,8 +55,9 @@ class CallSite:
     """One place in a model that calls one operation.
 
     A site remembers its choices under the facts that some row or rule reads, so a repeated call
-    costs a dictionary look-up. `freeze` drops even that. Choices are forgotten, and a frozen site
-    thaws, when the selector, its policy, device, model or catalog changes.
+    costs a dictionary look-up, and a call equal to the last one a comparison. `freeze` drops even
+    that. Choices are forgotten, and a frozen site thaws, when the selector, its policy, device,
+    model or catalog changes. Several threads may use one site.
 
     Args:
         op: operation name.
@@ -80,16 +80,8 @@ class CallSite:
         self.prefer = tuple(prefer)
         self.dims = dict(dims or {})
         self.attrs = dict(attrs or {})
-        self._memo: dict[Any, Selection] = {}
-        self._frozen: dict[KernelMode, tuple[Any, Selection]] | None = None
+        self._choices: SiteChoices | None = None
         self._last: Selection | None = None
-        self._selector: Selector | None = None
-        self._epoch = self._revision = -1
-        self._quant: Any = None
-        self._quant_key: Any = None
-        self._dims_read: tuple[tuple[str, ...], tuple[Any, ...]] = ((), ())
-        self._dtypes_read = self._attrs_read = self._dims_read
-        self._whole_shape = False
         _SITES.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,25 +116,46 @@ class CallSite:
             FrozenChoiceError: if the frozen choice is verified and would differ.
         """
         mode = _MODE.get() if mode is None else KernelMode.normalize(mode)
-        selector = bootstrap.get_kernel_selector()
-        if (
-            selector is not self._selector
-            or selector.epoch != self._epoch
-            or selector.catalog.revision != self._revision
-        ):
-            self._attach(selector)
-        if self._frozen is not None:
-            pinned = self._frozen.get(mode)
+        choices = self._current()
+        frozen = choices.frozen
+        if frozen is not None:
+            pinned = frozen.get(mode)
             if pinned is not None and pinned[0] == device:
                 if _verify_frozen():
-                    self._check_frozen(pinned[1], device, dtype, quant, dims, attrs, mode)
+                    self._check_frozen(choices, pinned[1], device, dtype, quant, dims, attrs, mode)
                 self._last = pinned[1]
                 return pinned[1]
-        return self._keyed(selector, device, dtype, quant, dims, attrs, mode)
+        recent = choices.recent
+        if (
+            mode is recent[0]
+            and not attrs
+            and quant is recent[1]
+            and device == recent[2]
+            and dims == recent[3]
+            and dtype == recent[4]
+        ):
+            self._last = recent[5]
+            return recent[5]
+        selection = self._keyed(choices, device, dtype, quant, dims, attrs, mode)
+        self._last = selection
+        return selection
+
+    def _current(self) -> SiteChoices:
+        """Returns the choices of this generation of the selector in force."""
+        selector = bootstrap.get_kernel_selector()
+        choices = self._choices
+        if (
+            choices is None
+            or choices.selector is not selector
+            or choices.epoch != selector.epoch
+            or choices.revision != selector.catalog.revision
+        ):
+            choices = self._choices = SiteChoices(selector, self.op)
+        return choices
 
     def _keyed(
         self,
-        selector: Selector,
+        choices: SiteChoices,
         device: Any,
         dtype: Mapping[str, Any],
         quant: Any,
@@ -150,30 +163,34 @@ class CallSite:
         attrs: Mapping[str, Any],
         mode: KernelMode,
     ) -> Selection:
-        if quant is not self._quant or type(quant) is dict:
-            self._quant, self._quant_key = quant, QuantFacts.build(quant)
+        known, facts = choices.quant
+        mutable = type(quant) is dict
+        if quant is not known or mutable:
+            facts = QuantFacts.build(quant)
+            choices.quant = (quant, facts)
         key = (
             mode,
             device,
-            self._quant_key,
-            *map(dtype.get, *self._dtypes_read),
-            *map(dims.get, *self._dims_read),
-            *map(attrs.get, *self._attrs_read),
+            facts,
+            *map(dtype.get, *choices.dtypes_read),
+            *map(dims.get, *choices.dims_read),
+            *map(attrs.get, *choices.attrs_read),
         )
-        if self._whole_shape:
+        if choices.whole_shape:
             key = (*key, *sorted(dims.items()))
         try:
-            hit = self._memo.get(key)
+            hit = choices.memo.get(key)
         except TypeError:
             key, hit = None, None
         if hit is None:
             query = self._query(device, dtype, quant, dims, attrs, mode)
-            hit = selector.select(query, self.prefer)
+            hit = choices.selector.select(query, self.prefer)
             if key is not None:
-                if len(self._memo) >= _MEMO_LIMIT:
-                    self._memo.clear()
-                self._memo[key] = hit
-        self._last = hit
+                if len(choices.memo) >= _MEMO_LIMIT:
+                    choices.memo.clear()
+                choices.memo[key] = hit
+        if key is not None and not attrs and not mutable:
+            choices.recent = (mode, quant, device, dict(dims), dict(dtype), hit)
         return hit
 
     def _query(
@@ -196,26 +213,8 @@ class CallSite:
             mode=mode,
         )
 
-    def _attach(self, selector: Selector) -> None:
-        """Forgets everything and reads from the selector which facts its choices depend on."""
-        self._memo = {}
-        self._frozen = None
-        paths = selector.catalog.entry(self.op).paths | selector.policy.paths()
-
-        def read(prefix: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-            names = sorted(path[len(prefix) :] for path in paths if path.startswith(prefix))
-            return tuple(names), (MISSING,) * len(names)
-
-        self._dims_read, self._dtypes_read = read("shape."), read("dtype.")
-        self._attrs_read = read("attrs.")
-        self._whole_shape = selector.policy.profile is Profile.AUTOTUNE
-        self._selector, self._epoch = selector, selector.epoch
-        self._revision = selector.catalog.revision
-
-    def _check_frozen(self, pinned: Selection, *facts: Any) -> None:
-        if self._selector is None:
-            return
-        fresh = self._keyed(self._selector, *facts)
+    def _check_frozen(self, choices: SiteChoices, pinned: Selection, *facts: Any) -> None:
+        fresh = self._keyed(choices, *facts)
         if not fresh.same_choice(pinned):
             raise FrozenChoiceError(
                 f"{self!r} is frozen to {pinned.kernel_id!r}, but the facts of this call choose "
@@ -228,13 +227,12 @@ class CallSite:
         Raises:
             FrozenChoiceError: if the site was never used, or saw different choices in one mode.
         """
-        selector = bootstrap.get_kernel_selector()
-        if selector is not self._selector or selector.epoch != self._epoch:
-            self._attach(selector)
-        if not self._memo:
+        choices = self._current()
+        memo = list(choices.memo.items())
+        if not memo:
             raise FrozenChoiceError(f"{self!r} has no choice yet; run it once before freezing")
         frozen: dict[KernelMode, tuple[Any, Selection]] = {}
-        for key, selection in self._memo.items():
+        for key, selection in memo:
             mode, device = key[0], key[1]
             seen = frozen.setdefault(mode, (device, selection))
             if not seen[1].same_choice(selection) or seen[0] != device:
@@ -242,25 +240,32 @@ class CallSite:
                 raise FrozenChoiceError(
                     f"{self!r} saw several choices in mode {mode}: {ids}; it cannot be frozen"
                 )
-        self._frozen = frozen
+        choices.frozen = frozen
 
     def unfreeze(self) -> None:
         """Returns to keyed choices."""
-        self._frozen = None
+        if self._choices is not None:
+            self._choices.frozen = None
 
     @property
     def frozen(self) -> bool:
         """Whether choices are pinned."""
-        return self._frozen is not None
+        return self._choices is not None and self._choices.frozen is not None
 
     @property
     def cold(self) -> bool:
         """Whether nothing was chosen since the last change of the selector."""
-        return not self._memo
+        return self._choices is None or not self._choices.memo
 
     def trace(self) -> SelectionTrace | None:
         """Returns why the last call got its row; None if the site was never used."""
         return None if self._last is None else self._last.trace
+
+    def traces(self) -> list[SelectionTrace]:
+        """Returns why each different choice was made since the selector last changed, in order."""
+        if self._choices is None:
+            return []
+        return [selection.trace for selection in list(self._choices.memo.values())]
 
 
 def live_call_sites() -> list[CallSite]:

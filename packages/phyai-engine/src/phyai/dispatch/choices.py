@@ -1,0 +1,50 @@
+"""The memory of one call site under one generation of its selector."""
+
+from typing import Any
+
+from phyai.dispatch.facts import MISSING
+from phyai.dispatch.selection import Selection
+from phyai.dispatch.selector import Selector
+from phyai.dispatch.types import KernelMode, Profile, QuantFacts
+
+
+class SiteChoices:
+    """What a site knows under one generation of the selector.
+
+    A call that started before a change ends in the generation it started in, so that no late
+    answer of an old policy reaches the new one.
+    """
+
+    __slots__ = (
+        "attrs_read",
+        "dims_read",
+        "dtypes_read",
+        "epoch",
+        "frozen",
+        "memo",
+        "quant",
+        "recent",
+        "revision",
+        "selector",
+        "whole_shape",
+    )
+
+    def __init__(self, selector: Selector, op: str) -> None:
+        # Generation first: a change during the reading below makes it a stale one.
+        self.selector = selector
+        self.epoch, self.revision = selector.epoch, selector.catalog.revision
+        policy = selector.policy
+        paths = selector.catalog.entry(op).paths | policy.paths()
+
+        def read(prefix: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+            names = sorted(path[len(prefix) :] for path in paths if path.startswith(prefix))
+            return tuple(names), (MISSING,) * len(names)
+
+        self.dims_read, self.dtypes_read = read("shape."), read("dtype.")
+        self.attrs_read = read("attrs.")
+        self.whole_shape = policy.profile is Profile.AUTOTUNE
+        self.memo: dict[Any, Selection] = {}
+        self.frozen: dict[KernelMode, tuple[Any, Selection]] | None = None
+        self.quant: tuple[Any, Any] = (None, QuantFacts())
+        # Arguments of the last call and its choice; copies, since callers may reuse their dicts.
+        self.recent: tuple[Any, ...] = (None,) * 6
