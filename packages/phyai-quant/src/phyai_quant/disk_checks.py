@@ -49,6 +49,8 @@ def check_unquantized_dtypes(names_to_dtypes: Mapping[str, Any], plan: QuantPlan
     for name, dtype in names_to_dtypes.items():
         layer, _, tensor = name.rpartition(".")
         if tensor in _FOREIGN_TENSORS:
+            if _has_reader(layer, plan):
+                continue
             problems.append(f"{name} ({dtype}): no weight format here reads {tensor!r}")
             continue
         kind = _kind(dtype)
@@ -153,6 +155,12 @@ def _unquantized_reason(layer: str, plan: QuantPlan | None) -> str:
         decider = _decider(resolution, plan)
         return f"already quantized, but {decider} expects an unquantized source"
     return ""
+
+
+def _has_reader(layer: str, plan: QuantPlan | None) -> bool:
+    """Tells whether an installed format stores the layer; it knows its own tensors."""
+    scheme = plan.resolve(layer, "Linear") if plan is not None and layer else None
+    return scheme is not None and scheme.stored_by is not None
 
 
 def _decider(resolution: Resolution, plan: QuantPlan) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from phyai_quant.online_rules import check_online_scheme
 from phyai_quant.scheme import QuantConfigError, QuantScheme
+from phyai_quant.specs.registry import build_installed
 
 if TYPE_CHECKING:
     from phyai_quant.specs.base import WeightSpec
@@ -29,6 +30,8 @@ are imported when a scheme is materialized, in this order, until one answers."""
 def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpec":
     """Returns the physical format that stores a scheme.
 
+    A scheme with ``stored_by`` goes to that installed format and to no other.
+
     Args:
         scheme: What the layer's weight and input are quantized to; None is unquantized.
         sm: NVIDIA SM version of the target, such as 90 for 9.0; None without an NVIDIA GPU.
@@ -40,6 +43,8 @@ def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpe
         QuantConfigError: Nothing stores the scheme on this target. The text gives the reason; a
             scheme is never replaced by an unquantized one.
     """
+    if scheme is not None and scheme.stored_by is not None:
+        return build_installed(scheme, sm)
     if scheme is not None and scheme.online:
         check_online_scheme(scheme)
     for module in _SPEC_MODULES:

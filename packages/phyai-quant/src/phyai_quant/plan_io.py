@@ -16,7 +16,7 @@ VERSION = "phyai.quant-plan/v1"
 
 _PLAN_KEYS = ("version", "source", "rules", "default", "kv_cache")
 _RULE_KEYS = ("match", "scheme", "source")
-_SCHEME_KEYS = ("weight", "input", "online")
+_SCHEME_KEYS = ("weight", "input", "online", "stored_by")
 _TENSOR_FIELDS = {field.name: field for field in fields(TensorQuant)}
 _YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -118,7 +118,12 @@ def _scheme(parent: Section, key: str) -> QuantScheme | None:
     weight = _tensor(section, "weight")
     if weight is None:
         section.fail("required key is missing", "weight")
-    return QuantScheme(weight, _tensor(section, "input"), section.boolean("online", default=False))
+    return QuantScheme(
+        weight,
+        _tensor(section, "input"),
+        section.boolean("online", default=False),
+        section.string("stored_by"),
+    )
 
 
 def _tensor(parent: Section, key: str) -> TensorQuant | None:

@@ -151,11 +151,14 @@ class QuantScheme:
         input: Quantization of the activation ``[..., K]``; None keeps it in 16 or 32 bits.
         online: True when the checkpoint holds high-precision weights that are quantized while they
             are loaded; False when the checkpoint already holds quantized tensors.
+        stored_by: Name of the installed weight format, in the entry-point group
+            ``phyai_quant.specs``, that reads the tensors; None is a format of this package.
     """
 
     weight: TensorQuant
     input: TensorQuant | None = None
     online: bool = False
+    stored_by: str | None = None
 
     @property
     def weight_only(self) -> bool:
@@ -166,12 +169,14 @@ class QuantScheme:
         """Returns a short text naming weight, input and when quantization happens."""
         activation = "unquantized" if self.input is None else self.input.describe()
         when = "quantized at load" if self.online else "quantized on disk"
-        return f"weight {self.weight.describe()}, input {activation}, {when}"
+        reader = "" if self.stored_by is None else f", stored by {self.stored_by}"
+        return f"weight {self.weight.describe()}, input {activation}, {when}{reader}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping of every field."""
-        return {
+        """Returns a JSON-able mapping of every field; ``stored_by`` only where it is set."""
+        data = {
             "weight": self.weight.as_dict(),
             "input": None if self.input is None else self.input.as_dict(),
             "online": self.online,
         }
+        return data if self.stored_by is None else {**data, "stored_by": self.stored_by}
