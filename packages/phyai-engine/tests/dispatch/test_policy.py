@@ -345,37 +345,6 @@ def test_self_referencing_python_data(catalog):
         parse({"rules": loop}, catalog)
 
 
-def test_rules_that_always_collide_are_refused_at_load(load):
-    with pytest.raises(PolicyError) as caught:
-        load("""
-            rules:
-              - {id: wide, match: {op: gemm}, restrict_to: torch.gemm.*}
-              - {id: narrow, match: {op: gemm, role: x}, restrict_to: humming.gemm.*}
-            """)
-    assert "'narrow' and 'wide' have the same priority 0" in str(caught.value)
-    assert ":3: rules[1]" in str(caught.value)
-
-
-def test_rules_that_may_collide_are_refused_when_they_do(catalog):
-    policy = parse(
-        {
-            "rules": [
-                {
-                    "id": "small",
-                    "match": {"op": "gemm", "shape.M": "<8"},
-                    "prefer": "torch.gemm.bf16",
-                },
-                {"id": "role", "match": {"op": "gemm", "role": "x"}, "restrict_to": "*.gemm.*"},
-            ]
-        },
-        catalog,
-    )
-    facts = {"op": "gemm", "role": "x", "shape.M": 64}
-    assert policy.decide(Facts(facts), catalog).rule.id == "role"
-    with pytest.raises(PolicyError, match=r"conflicting rules 'small', 'role' .* priority 0"):
-        policy.decide(Facts({**facts, "shape.M": 4}), catalog)
-
-
 def test_priority_and_overrides(catalog):
     policy = parse(
         {

@@ -24,7 +24,8 @@ class Rule:
 
     Attributes:
         id: name, unique in its policy.
-        priority: higher wins; two matching rules of one priority are an error.
+        priority: higher wins; two matching rules of one priority that decide differently are an
+            error.
         match: when the rule applies.
         prefer: ids in order of preference.
         restrict_to: an id or a glob over ids.
@@ -58,6 +59,10 @@ class Rule:
         """Returns the params that a named row accepts."""
         return {name: value for name, value in self.params.items() if name in impl.accepts}
 
+    def outcome(self, catalog: Catalog) -> tuple[Any, ...]:
+        """Returns what the rule decides: rows in order, their params, fallback, strictness."""
+        return (self.candidates(catalog), freeze(self.params), self.fallback, self.strict)
+
     def fingerprint(self) -> dict[str, Any]:
         """Returns the JSON-able content that decides choices."""
         return {
@@ -80,11 +85,13 @@ class Decision:
         rule: the rule that applies, or None.
         candidates: ids it names, in order.
         fallback: what may stand in when none of them is usable.
+        agreeing: further rules of the same priority that decide the same.
     """
 
     rule: Rule | None
     candidates: tuple[str, ...]
     fallback: Fallback
+    agreeing: tuple[Rule, ...] = ()
 
     @property
     def strict(self) -> bool:
@@ -94,7 +101,9 @@ class Decision:
     @property
     def matched_rules(self) -> tuple[str, ...]:
         """Ids of the rules that decided."""
-        return () if self.rule is None else (self.rule.id,)
+        if self.rule is None:
+            return ()
+        return tuple(rule.id for rule in (self.rule, *self.agreeing))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,7 @@ class Policy:
         """Returns the decision of the matching override or rule of highest priority.
 
         Raises:
-            PolicyError: if two of them match with the same priority.
+            PolicyError: if two of them match with the same priority and decide differently.
         """
         for what, group in (("overrides", self.overrides), ("rules", self.rules)):
             matched = [rule for rule in group if rule.match.eval(facts).ok]
@@ -130,10 +139,11 @@ class Policy:
                 continue
             top = max(rule.priority for rule in matched)
             winners = [rule for rule in matched if rule.priority == top]
-            if len(winners) > 1:
+            rule, *agreeing = winners
+            if any(rule.outcome(catalog) != other.outcome(catalog) for other in agreeing):
                 raise self._conflict(what, winners, facts)
-            rule = winners[0]
-            return Decision(rule, rule.candidates(catalog), rule.fallback or self.fallback)
+            fallback = rule.fallback or self.fallback
+            return Decision(rule, rule.candidates(catalog), fallback, tuple(agreeing))
         return Decision(None, (), self.fallback)
 
     def _conflict(self, what: str, rules: list[Rule], facts: Facts) -> PolicyError:

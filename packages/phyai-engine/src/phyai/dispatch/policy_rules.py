@@ -8,6 +8,7 @@ from phyai.dispatch.conditions import one_of
 from phyai.dispatch.matcher import MatcherCompiler
 from phyai.dispatch.names import listing, suggest_name
 from phyai.dispatch.policy import Rule
+from phyai.dispatch.policy_overlap import find_overlap
 from phyai.dispatch.policy_yaml import Document, Path_
 from phyai.dispatch.predicate import And, Const, Predicate, all_of
 from phyai.dispatch.types import Fallback
@@ -42,7 +43,7 @@ class RuleParser:
         if not isinstance(entries, list):
             self._document.fail((key,), f"must be a list of mappings, got {entries!r}")
         rules = [self._rule(entry, key, index) for index, entry in enumerate(entries)]
-        self._refuse_shadowed(rules, key)
+        self._refuse_conflicts(rules, key)
         return tuple(rules)
 
     def _rule(self, entry: Any, key: str, index: int) -> Rule:
@@ -175,20 +176,40 @@ class RuleParser:
                 self._document.fail(path, f"kernel {row.kernel_id!r}: {error}")
         return dict(value)
 
-    def _refuse_shadowed(self, rules: list[Rule], key: str) -> None:
-        """Refuses two rules of one priority when every call of one also matches the other."""
+    def _refuse_conflicts(self, rules: list[Rule], key: str) -> None:
+        """Refuses two rules of one priority when a call is known that both match."""
         for index, rule in enumerate(rules):
             for other in rules[:index]:
                 if rule.priority != other.priority:
                     continue
-                mine, theirs = _conjuncts(rule.match), _conjuncts(other.match)
-                if mine <= theirs or theirs <= mine:
+                how = self._conflict(rule, other)
+                if how:
+                    line = f" (line {other.line})" if other.line else ""
                     self._document.fail(
                         (key, index),
-                        f"{rule.id!r} and {other.id!r} have the same priority {rule.priority} and "
-                        "one always matches where the other does; give them different "
-                        "priorities or narrow their match",
+                        f"{rule.id!r} and {other.id!r}{line} have the same priority "
+                        f"{rule.priority} and {how}; give them different priorities or narrow "
+                        "their match",
                     )
+
+    def _conflict(self, rule: Rule, other: Rule) -> str:
+        """Returns how two rules of one priority collide, or an empty string."""
+        mine, theirs = _conjuncts(rule.match), _conjuncts(other.match)
+        if mine <= theirs or theirs <= mine:
+            return "one always matches where the other does"
+        if rule.outcome(self._catalog) == other.outcome(self._catalog):
+            return ""
+        call = find_overlap(rule.match, other.match, self._catalog)
+        if call is None:
+            return ""
+        shown = ", ".join(f"{path} {_shown(value)}" for path, value in call.items())
+        return f"both match the call with {shown}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return str(sorted(value))
+    return "null" if value is None else repr(value)
 
 
 def _conjuncts(match: Predicate) -> frozenset[str]:
