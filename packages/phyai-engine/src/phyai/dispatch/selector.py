@@ -107,6 +107,10 @@ class Selector:
         if hit is not None:
             return hit
         with self._lock:
+            # Another thread may have prepared it while this one waited.
+            hit = self._cache.get(key)
+            if hit is not None:
+                return hit
             selection = self._choose(self._assess(query, prefer))
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()

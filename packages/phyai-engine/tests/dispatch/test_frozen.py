@@ -1,0 +1,184 @@
+"""A frozen site never outlives what its choice was made under, and its key misses no fact."""
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+
+from phyai.dispatch import (
+    CallSite,
+    ModelContext,
+    Policy,
+    Selector,
+    freeze_kernel_choices,
+    initialize_kernel_system,
+    kernel_mode_scope,
+    kernel_selector_scope,
+    policy_from_mapping,
+    reset_kernel_selector,
+    set_kernel_selector,
+    unfreeze_kernel_choices,
+)
+from phyai.dispatch.conditions import compare, eq
+from phyai.dispatch.opspec import Impl
+from phyai.layers import Linear
+
+CPU = torch.device("cpu")
+
+
+def prefer(catalog, kernel_id):
+    return policy_from_mapping({"rules": [{"prefer": kernel_id}]}, catalog=catalog)
+
+
+@pytest.fixture
+def selector(toy):
+    selector = Selector(toy, device="cpu")
+    set_kernel_selector(selector)
+    return selector
+
+
+def call(site, **facts):
+    return site.select(device=CPU, dtype={"input": torch.bfloat16}, **facts)
+
+
+def frozen_site():
+    site = CallSite("toy")
+    chosen = call(site)
+    site.freeze()
+    assert call(site) is chosen
+    return site
+
+
+def test_every_kind_of_change_thaws_at_the_next_call(toy, selector, recorder):
+    def add_row():
+        row = Impl(
+            kernel_id="new.toy",
+            op="toy",
+            when=eq("op", "toy"),
+            prepare=recorder("new.toy"),
+            priority=19,
+        )
+        toy.register(row)
+
+    changes = {
+        "policy": (lambda: setattr(selector, "policy", prefer(toy, "mid.toy")), "mid.toy"),
+        "same policy again": (lambda: setattr(selector, "policy", Policy()), "fast.toy"),
+        "device": (lambda: setattr(selector, "device", "nvidia:sm90"), "fast.toy"),
+        "model": (lambda: setattr(selector, "model", ModelContext("pi05")), "fast.toy"),
+        "cache": (selector.clear_cache, "fast.toy"),
+        "selector": (lambda: set_kernel_selector(Selector(toy, device="cpu")), "fast.toy"),
+        "catalog": (add_row, "new.toy"),
+    }
+    for what, (change, expected) in changes.items():
+        site = frozen_site()
+        before = call(site)
+        change()
+        after = call(site)
+        assert after is not before, what
+        assert after.kernel_id == expected, what
+        assert not site.frozen, what
+
+
+def test_a_scope_is_a_change_in_both_directions(toy, selector):
+    site = frozen_site()
+    inner = Selector(toy, prefer(toy, "mid.toy"), device="cpu")
+    with kernel_selector_scope(inner):
+        assert call(site).kernel_id == "mid.toy"
+        site.freeze()
+        assert call(site).kernel_id == "mid.toy"
+    assert call(site).kernel_id == "fast.toy"
+    assert not site.frozen
+
+
+def test_freezing_after_a_change_does_not_pin_the_old_choice(toy, selector):
+    site = frozen_site()
+    selector.policy = prefer(toy, "mid.toy")
+    gc.collect()
+    assert freeze_kernel_choices()["cold"] >= 1
+    assert call(site).kernel_id == "mid.toy"
+    unfreeze_kernel_choices()
+
+
+def test_a_new_process_selector_replaces_frozen_choices_of_real_layers():
+    initialize_kernel_system(device="cpu")
+    layer = Linear(8, 4, prefix="a.b", params_dtype=torch.float32)
+    layer.weight.data.normal_()
+    x = torch.randn(3, 8)
+    expected = layer(x)
+    site = next(value for value in vars(layer).values() if isinstance(value, CallSite))
+    site.freeze()
+    first = site.select(device=x.device)
+    reset_kernel_selector()
+    torch.testing.assert_close(layer(x), expected)
+    assert not site.frozen
+    assert site.trace() is not first.trace
+
+
+def test_a_frozen_choice_of_one_mode_serves_no_other(toy, selector):
+    site = frozen_site()
+    with kernel_mode_scope("capture"):
+        assert call(site).kernel_id == "mid.toy"
+    assert call(site).kernel_id == "fast.toy"
+
+
+def row(recorder, kernel_id, when):
+    return Impl(kernel_id=kernel_id, op="toy", when=when, prepare=recorder(kernel_id), priority=19)
+
+
+@pytest.mark.parametrize(
+    ("when", "hit", "miss"),
+    [
+        (
+            eq("quant.block_k", 128),
+            {"quant": {"format": "int4", "block_shape": (1, 128)}},
+            {"quant": {"format": "int4", "block_shape": (1, 64)}},
+        ),
+        (
+            eq("quant.fields.activation", "int8"),
+            {"quant": {"format": "int4", "fields": {"activation": "int8"}}},
+            {"quant": {"format": "int4", "fields": {"activation": "a16"}}},
+        ),
+        (
+            eq("quant.granularity", "block"),
+            {"quant": {"format": "int4", "granularity": "block"}},
+            {"quant": {"format": "int4", "granularity": "per_channel"}},
+        ),
+        (compare("shape.M", "<=", 8), {"dims": {"M": 8}}, {"dims": {"M": 9}}),
+        (eq("attrs.flag", True), {"attrs": {"flag": True}}, {"attrs": {"flag": False}}),
+    ],
+    ids=["block_k", "fields", "granularity", "dims", "attrs"],
+)
+def test_what_a_row_reads_separates_the_choices_of_one_site(
+    toy, selector, recorder, when, hit, miss
+):
+    toy.register(row(recorder, "new.toy", when))
+    site = CallSite("toy")
+    for facts, expected in [(hit, True), (miss, False), (hit, True), (hit, True), (miss, False)]:
+        assert (call(site, **facts).kernel_id == "new.toy") is expected
+
+
+def test_mappings_that_a_caller_reuses_are_read_at_every_call(toy, selector, recorder):
+    toy.register(row(recorder, "new.toy", compare("shape.M", "<=", 8)))
+    site, dims, dtype = CallSite("toy"), {"M": 8}, {"input": torch.bfloat16}
+    for rows, name, expected in [
+        (8, torch.bfloat16, "new.toy"),
+        (8, torch.bfloat16, "new.toy"),
+        (9, torch.bfloat16, "fast.toy"),
+        (9, torch.float32, "mid.toy"),
+        (8, torch.float32, "new.toy"),
+    ]:
+        dims["M"], dtype["input"] = rows, name
+        assert site.select(device=CPU, dtype=dtype, dims=dims).kernel_id == expected
+
+
+def test_all_choices_of_a_site_can_be_listed(toy, selector):
+    site = CallSite("toy")
+    assert site.traces() == []
+    call(site)
+    site.select(device=CPU, dtype={"input": torch.float32})
+    call(site)
+    assert [trace.selected for trace in site.traces()] == ["fast.toy", "mid.toy"]
+    selector.policy = replace(selector.policy)
+    call(site)
+    assert [trace.selected for trace in site.traces()] == ["fast.toy"]
