@@ -9,7 +9,7 @@ from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 from piper_kernels.weights.convrot.int8._quantization import dynamic_quantize_rows
 from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
-from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
+from piper_kernels.weights.nvfp4 import _quantize_reference
 
 
 def case_int8(shape: tuple[int, int], group: int, dtype: torch.dtype) -> Case:
@@ -39,9 +39,10 @@ def case_nvfp4(shape: tuple[int, int], group: int) -> Case:
     options: Any = {"compute_per_tensor_scale": True, "is_swizzled_scales": True}
 
     def baseline(index: int) -> Any:
-        rotated = rotate_groups(dense[index].float(), group)
-        plain = PiperNVFP4Tensor.from_hp(rotated, **options)
-        return ConvRotNVFP4Tensor.from_torchao(plain, group_size=group)
+        qdata, scale, level = _quantize_reference.quantize_two_level(dense[index], group, True)
+        return ConvRotNVFP4Tensor(
+            qdata, scale, 16, torch.bfloat16, group, level, is_swizzled_scales=True
+        )
 
     def piper(index: int) -> Any:
         return ConvRotNVFP4Tensor.from_hp(dense[index], group_size=group, **options)

@@ -36,6 +36,7 @@ POINTERS = {
     "right": "*fp32",
     "scale": "*fp32",
     "source": "*bf16",
+    "words": "*i32",
     "out": "*fp32",
     "alpha": "fp32",
     "beta": "fp32",

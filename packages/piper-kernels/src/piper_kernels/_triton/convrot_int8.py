@@ -72,3 +72,42 @@ def quantize_rows(values, seed, offsets, STOCHASTIC: tl.constexpr):
     """
     scale = scale_from_amax(row_amax(values))
     return encode_rows(values, scale, seed, offsets, STOCHASTIC), scale
+
+
+@triton.jit
+def store_mirrored_codes(codes, words, rows, row_mask, first, features, GROUP: tl.constexpr):
+    """Store codes of ``rotate_mirrored`` values in their order, four to a word.
+
+    Args:
+        codes: int8 ``[ROWS, COLS]``, groups reversed.
+        words: int32 pointer to the codes ``[rows, features]``.
+        rows: int64 ``[ROWS]`` row indices.
+        row_mask: ``[ROWS]``, whether a row exists.
+        first: First column, a multiple of ``GROUP``; columns past ``features`` are not stored.
+        features: Columns of the matrix, a multiple of ``GROUP``.
+        GROUP: Rotation group.
+    """
+    ROWS: tl.constexpr = codes.shape[0]
+    WORDS: tl.constexpr = codes.shape[1] // 4
+    bytes_ = tl.reshape(codes, (ROWS * WORDS, 4)).to(tl.int32) & 0xFF
+    packed = tl.sum(bytes_ << (8 * (tl.arange(0, 4) ^ 3))[None, :], axis=1)
+    word = first // 4 + (tl.arange(0, WORDS) ^ (GROUP // 4 - 1))[None, :]
+    target = words + rows[:, None] * (features // 4) + word
+    mask = row_mask[:, None] & (word < features // 4)
+    tl.store(target, tl.reshape(packed, (ROWS, WORDS)), mask=mask)
+
+
+@triton.jit
+def load_mirrored_codes(
+    words, rows, row_mask, first, features, COLS: tl.constexpr, GROUP: tl.constexpr
+):
+    """Load what ``store_mirrored_codes`` stored, as int32 ``[ROWS, COLS]``, groups reversed."""
+    ROWS: tl.constexpr = rows.shape[0]
+    WORDS: tl.constexpr = COLS // 4
+    word = first // 4 + (tl.arange(0, WORDS) ^ (GROUP // 4 - 1))[None, :]
+    source = words + rows[:, None] * (features // 4) + word
+    packed = tl.load(source, mask=row_mask[:, None] & (word < features // 4), other=0)
+    quads = tl.broadcast_to(tl.reshape(packed, (ROWS * WORDS, 1)), (ROWS * WORDS, 4))
+    # The mirrored byte comes to the top, and down again with its sign.
+    codes = (quads << (8 * tl.arange(0, 4))[None, :]) >> 24
+    return tl.reshape(codes, (ROWS, COLS))

@@ -18,8 +18,7 @@ _AMAX_TO_GLOBAL = tl.constexpr(2688.0)  # 448 * 6
 @triton.jit
 def global_scale_from_amax(amax):
     """Return ``max(amax / 2688, 2**-120)``; NaN stays NaN. ``amax`` is a scalar or block."""
-    divisor = amax * 0.0 + _AMAX_TO_GLOBAL
-    scale = tl.div_rn(amax, divisor)
+    scale = tl.div_rn(amax, tl.full(amax.shape, _AMAX_TO_GLOBAL, tl.float32))
     return tl.where(scale < _MIN_GLOBAL_SCALE, _MIN_GLOBAL_SCALE, scale)
 
 
@@ -198,3 +197,67 @@ def scale_offsets(rows, blocks, columns, SWIZZLED: tl.constexpr):
         tile = (row // 128) * columns + blocks // 4
         return (tile * 32 + row % 32) * 16 + ((row % 128) // 32) * 4 + blocks % 4
     return row * columns + blocks
+
+
+@triton.jit
+def store_encoded_tile(
+    values,
+    global_scale,
+    qdata_words,
+    scale,
+    rows,
+    row_mask,
+    first,
+    features,
+    scale_columns,
+    GROUP: tl.constexpr,
+    TWO_LEVEL: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH_FIRST: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Encode a tile to nearest and store its codes and block scales.
+
+    Args:
+        values: FP32 ``[ROWS, COLS]``, in the reverse order of ``rotate_mirrored`` unless
+            ``GROUP`` is 0.
+        global_scale: FP32 scalar, or ``[ROWS * COLS / 16]`` with one for each block; read only
+            when ``TWO_LEVEL``.
+        qdata_words: Pointer to int32 ``[total_rows, features / 8]``, eight codes in each.
+        scale: Pointer to the E4M3 bytes of the block scales; padding is not written.
+        rows: int64 ``[ROWS]`` row indices.
+        row_mask: ``[ROWS]``, whether a row exists.
+        first: First column, a multiple of 16 and of ``GROUP``.
+        features: Columns of the matrix.
+        scale_columns: See ``scale_offsets``.
+        GROUP: Rotation group, 0 for none.
+        TWO_LEVEL: Whether block scales are relative to a global scale.
+        SWIZZLED: Layout of the block scales.
+        HIGH_FIRST: Whether the even feature is the high nibble of a byte.
+        NATIVE: Whether the target converts to E2M1 with one instruction.
+    """
+    ROWS: tl.constexpr = values.shape[0]
+    BLOCKS: tl.constexpr = values.shape[1] // 16
+    WORDS: tl.constexpr = values.shape[1] // 8
+    # Masks of the indices within a group that reverse it.
+    MIRROR_BLOCKS: tl.constexpr = GROUP // 16 - 1 if GROUP > 0 else 0
+    MIRROR_WORDS: tl.constexpr = GROUP // 8 - 1 if GROUP > 0 else 0
+    MIRROR_BYTES: tl.constexpr = 3 if GROUP > 0 else 0
+    # In a mirrored block the first value of a pair belongs into the other nibble.
+    SWAP: tl.constexpr = (GROUP > 0) != HIGH_FIRST
+    blocks = tl.reshape(values, (ROWS * BLOCKS, 16))
+    packed, codes = encode_block(blocks, global_scale, 0, 0, TWO_LEVEL, False, SWAP, NATIVE)
+    shifts = 8 * (tl.arange(0, 4) ^ MIRROR_BYTES)[None, :]
+    quads = tl.reshape(packed, (ROWS * WORDS, 4)).to(tl.int32) << shifts
+    words = first // 8 + (tl.arange(0, WORDS) ^ MIRROR_WORDS)[None, :]
+    tl.store(
+        qdata_words + rows[:, None] * (features // 8) + words,
+        tl.reshape(tl.sum(quads, axis=1), (ROWS, WORDS)),
+        mask=row_mask[:, None] & (words < features // 8),
+    )
+    block = first // 16 + (tl.arange(0, BLOCKS) ^ MIRROR_BLOCKS)[None, :]
+    tl.store(
+        scale + scale_offsets(rows[:, None], block, scale_columns, SWIZZLED),
+        tl.reshape(codes, (ROWS, BLOCKS)),
+        mask=row_mask[:, None] & (block < features // 16),
+    )

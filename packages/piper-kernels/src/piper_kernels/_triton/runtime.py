@@ -1,9 +1,11 @@
 """Whether and how Triton kernels can be launched on a device."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from piper_kernels._triton.targets import accelerator_target
 
@@ -42,3 +44,18 @@ def supports_device(device: torch.device) -> bool:
 def launch_guard(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that makes ``device`` current, as kernel launches require."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def as_words(codes: Tensor) -> Iterator[Tensor]:
+    """Yield contiguous codes of one byte as int32 words that kernels write into.
+
+    Storage that does not start on a word is copied and written back at the end.
+
+    Args:
+        codes: int8 or uint8 ``[rows, bytes]``, contiguous, with whole words in a row.
+    """
+    aligned = codes if codes.data_ptr() % 4 == 0 else codes.clone()
+    yield aligned.view(torch.int32)
+    if aligned is not codes:
+        codes.copy_(aligned)

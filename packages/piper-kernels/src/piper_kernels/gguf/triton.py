@@ -11,9 +11,9 @@ block factors are loaded and combined once per unit instead of once per value.
 import triton
 import triton.language as tl
 
-from piper_kernels._triton.convrot import rotate
+from piper_kernels._triton.convrot import rotate_mirrored
 
-__all__ = ["decode_units", "load_rotated_tile"]
+__all__ = ["decode_units", "load_mirrored_tile"]
 
 # Identifiers of GGUFQuantizationType.
 _F32 = tl.constexpr(0)
@@ -217,7 +217,7 @@ def decode_units(data, unit, valid, TYPE: tl.constexpr):
 
 
 @triton.jit
-def load_rotated_tile(
+def load_mirrored_tile(
     data,
     first_row,
     rows,
@@ -228,7 +228,7 @@ def load_rotated_tile(
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Decode a tile of a packed matrix and rotate its groups.
+    """Decode a tile of a packed matrix, rotate its groups and reverse each of them.
 
     Args:
         data: Packed rows, see ``decode_units``.
@@ -242,7 +242,7 @@ def load_rotated_tile(
         GROUP: Rotation group.
 
     Returns:
-        FP32 ``[ROWS, COLS]``, zero outside of the matrix.
+        FP32 ``[ROWS, COLS]``, zero outside of the matrix; see ``rotate_mirrored``.
     """
     UNITS: tl.constexpr = COLS // 16
     index = tl.arange(0, ROWS * UNITS)
@@ -250,4 +250,4 @@ def load_rotated_tile(
     column = first_unit + index % UNITS
     valid = (row < rows) & (column < units_per_row)
     values = decode_units(data, row * units_per_row + column, valid, TYPE)
-    return rotate(tl.reshape(values, (ROWS, COLS)), GROUP)
+    return rotate_mirrored(tl.reshape(values, (ROWS, COLS)), GROUP)

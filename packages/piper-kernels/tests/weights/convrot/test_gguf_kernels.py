@@ -106,7 +106,7 @@ def test_every_type_compiles(target):
 
 def test_int8_conversion_compiles(target):
     constants = {"TYPE": Q4_K, "GROUP": 256}
-    types = {"qdata": "*i8", "scale": "*fp32"}
+    types = {"words": "*i32", "scale": "*fp32"}
     fused = {"ROWS": 1, "SIZE": 256, "COUNT": 3}
     build(int8.convert_rows_kernel, target, constants | fused, **types)
     build(int8.tile_maxima_kernel, target, constants | {"TILE": 256})
@@ -126,5 +126,5 @@ def test_nvfp4_conversion_compiles(target):
             "HIGH_FIRST": False,
             "NATIVE": native,
         }
-        compiled = build(nvfp4.pack_kernel, target, constants | flags)
+        compiled = build(nvfp4.pack_kernel, target, constants | flags, qdata_words="*i32")
         assert ("e2m1x2" in compiled.asm["ptx"]) == native

@@ -139,4 +139,4 @@ class TestOnTheGpu:
         assert torch.equal(weight.per_tensor_scale.cpu(), level)
         assert torch.equal(weight.qdata[-128:].cpu(), expected)
         assert torch.equal(as_bytes(weight.scale[-32:]), as_bytes(scale))
-        assert weight.qdata[:-128].any().item() is False
+        assert not weight.qdata[:-128].any()

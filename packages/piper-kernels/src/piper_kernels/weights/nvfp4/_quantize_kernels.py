@@ -10,54 +10,13 @@ A computed global scale takes a first pass over the same tiles for their maximum
 import triton
 import triton.language as tl
 
-from piper_kernels._triton.nvfp4 import encode_block, scale_offsets
+from piper_kernels._triton.convrot import rotate_mirrored
+from piper_kernels._triton.nvfp4 import store_encoded_tile
 from piper_kernels._triton.reductions import magnitude_bits
 from piper_kernels.weights.nvfp4._encoding import MIN_PER_TENSOR_SCALE
 from piper_kernels.weights.nvfp4._tiles import AMAX_SLOTS
 
 _MIN_GLOBAL_SCALE = tl.constexpr(MIN_PER_TENSOR_SCALE)
-
-
-@triton.jit
-def _exchange(values, AXIS: tl.constexpr):
-    """Exchange the two halves of an axis of size 2; the layout of the block is kept."""
-    bits = values.to(tl.int32, bitcast=True)
-    partner = tl.sum(bits, axis=AXIS, keep_dims=True) - bits  # exact, as integers wrap
-    return partner.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _mirrored_butterfly(values, STRIDE: tl.constexpr):
-    """Apply H4 (unnormalised) to quartets ``STRIDE`` apart, each result in reverse order."""
-    OUTER: tl.constexpr = values.numel // (4 * STRIDE)
-    quartets = tl.reshape(values, (OUTER, 2, 2, STRIDE))
-    partner = _exchange(quartets, 2)
-    # The result of x[3 - i] at i: the sum of the other pair, plus partner, minus itself.
-    return _exchange(quartets + partner, 1) + (partner - quartets)
-
-
-@triton.jit
-def rotate_mirrored(values, GROUP: tl.constexpr):
-    """Rotate groups of axis 1 and reverse each of them.
-
-    The values are those of ``_triton.convrot.rotate`` bit by bit. Left in reverse order they
-    need no permutation, only exchanges between the threads of a warp, so a tile is never
-    written to shared memory.
-
-    Args:
-        values: FP32 ``[ROWS, COLS]``; both sizes powers of two, ``GROUP`` divides ``COLS``.
-        GROUP: 16, 64 or 256.
-    """
-    tl.static_assert(GROUP == 16 or GROUP == 64 or GROUP == 256)  # noqa: PLR1714  # no "in" here
-    # Scaling first is exact and keeps the sums of values near the FP32 limit finite.
-    SCALE: tl.constexpr = 0.25 if GROUP == 16 else (0.125 if GROUP == 64 else 0.0625)
-    rotated = values * SCALE
-    rotated = _mirrored_butterfly(_mirrored_butterfly(rotated, 1), 4)
-    if GROUP >= 64:
-        rotated = _mirrored_butterfly(rotated, 16)
-    if GROUP == 256:
-        rotated = _mirrored_butterfly(rotated, 64)
-    return tl.reshape(rotated, values.shape)
 
 
 @triton.jit
@@ -149,11 +108,6 @@ def pack_kernel(
         NATIVE: Whether the target converts to E2M1 with one instruction.
     """
     BLOCKS: tl.constexpr = COLUMNS // 16
-    WORDS: tl.constexpr = COLUMNS // 8
-    # Masks of the indices within a group that reverse it.
-    MIRROR_BLOCKS: tl.constexpr = GROUP // 16 - 1 if GROUP > 0 else 0
-    MIRROR_WORDS: tl.constexpr = GROUP // 8 - 1 if GROUP > 0 else 0
-    MIRROR_BYTES: tl.constexpr = 3 if GROUP > 0 else 0
     rows, first, values = _load_tile(
         source, tl.program_id(0), total_rows, features, row_stride, GROUP, ROWS, COLUMNS
     )
@@ -167,21 +121,19 @@ def pack_kernel(
         else:
             level = tl.load(global_scale)
         level = tl.where(level < _MIN_GLOBAL_SCALE, _MIN_GLOBAL_SCALE, level)
-    # In a mirrored block the first value of a pair belongs into the high nibble.
-    packed, codes = encode_block(
-        tl.reshape(values, (ROWS * BLOCKS, 16)), level, 0, 0, TWO_LEVEL, False, GROUP > 0, NATIVE
-    )
-    shifts = 8 * (tl.arange(0, 4) ^ MIRROR_BYTES)[None, :]
-    quads = tl.reshape(packed, (ROWS * WORDS, 4)).to(tl.int32) << shifts
-    words = first // 8 + (tl.arange(0, WORDS) ^ MIRROR_WORDS)[None, :]
-    tl.store(
-        qdata_words + rows[:, None] * (features // 8) + words,
-        tl.reshape(tl.sum(quads, axis=1), (ROWS, WORDS)),
-        mask=row_mask[:, None] & (words < features // 8),
-    )
-    blocks = first // 16 + (tl.arange(0, BLOCKS) ^ MIRROR_BLOCKS)[None, :]
-    tl.store(
-        scale + scale_offsets(rows[:, None], blocks, scale_columns, SWIZZLED),
-        tl.reshape(codes, (ROWS, BLOCKS)),
-        mask=row_mask[:, None] & (blocks < features // 16),
+    store_encoded_tile(
+        values,
+        level,
+        qdata_words,
+        scale,
+        rows,
+        row_mask,
+        first,
+        features,
+        scale_columns,
+        GROUP,
+        TWO_LEVEL,
+        SWIZZLED,
+        False,
+        NATIVE,
     )

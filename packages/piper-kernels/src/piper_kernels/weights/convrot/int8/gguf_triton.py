@@ -9,27 +9,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from piper_kernels._triton.convrot_int8 import encode_rows, scale_from_amax
+from piper_kernels._triton.convrot_int8 import (
+    encode_rows,
+    scale_from_amax,
+    store_mirrored_codes,
+)
 from piper_kernels._triton.reductions import row_amax, row_amax_bits
 from piper_kernels._triton.row_chunks import RowChunks
-from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.gguf.triton import load_rotated_tile
+from piper_kernels._triton.runtime import as_words, launch_guard
+from piper_kernels.gguf.triton import load_mirrored_tile
 from piper_kernels.weights.convrot.int8._gguf_policy import TiledRows
 
 
 @triton.jit
-def _store_codes(qdata, values, scale, first_row, rows, first_unit, units_per_row):
+def _store_codes(
+    words, values, scale, first_row, rows, first_unit, units_per_row, GROUP: tl.constexpr
+):
     codes = encode_rows(values, scale, 0, 0, False)
-    row = first_row + tl.arange(0, values.shape[0])[:, None]
-    column = first_unit * 16 + tl.arange(0, values.shape[1])[None, :]
-    mask = (row < rows) & (column < units_per_row * 16)
-    tl.store(qdata + row * (units_per_row * 16) + column, codes, mask=mask)
+    row = first_row + tl.arange(0, values.shape[0])
+    features = units_per_row * 16
+    store_mirrored_codes(codes, words, row, row < rows, first_unit * 16, features, GROUP)
 
 
 @triton.jit
 def convert_rows_kernel(
     data,
-    qdata,
+    words,
     scale,
     rows,
     units_per_row,
@@ -42,24 +47,24 @@ def convert_rows_kernel(
     """Convert ``ROWS`` whole rows; ``COUNT`` chunks of ``SIZE`` values stay in registers."""
     UNITS: tl.constexpr = SIZE // 16
     row = tl.program_id(0).to(tl.int64) * ROWS
-    first = load_rotated_tile(data, row, rows, 0, units_per_row, ROWS, SIZE, TYPE, GROUP)
+    first = load_mirrored_tile(data, row, rows, 0, units_per_row, ROWS, SIZE, TYPE, GROUP)
     bits = row_amax_bits(first)
     if COUNT > 1:
-        second = load_rotated_tile(data, row, rows, UNITS, units_per_row, ROWS, SIZE, TYPE, GROUP)
+        second = load_mirrored_tile(data, row, rows, UNITS, units_per_row, ROWS, SIZE, TYPE, GROUP)
         bits = tl.maximum(bits, row_amax_bits(second))
     if COUNT > 2:
-        third = load_rotated_tile(
+        third = load_mirrored_tile(
             data, row, rows, 2 * UNITS, units_per_row, ROWS, SIZE, TYPE, GROUP
         )
         bits = tl.maximum(bits, row_amax_bits(third))
     row_scale = scale_from_amax(bits.to(tl.float32, bitcast=True))
     index = row + tl.arange(0, ROWS)
     tl.store(scale + index, row_scale, mask=index < rows)
-    _store_codes(qdata, first, row_scale, row, rows, 0, units_per_row)
+    _store_codes(words, first, row_scale, row, rows, 0, units_per_row, GROUP)
     if COUNT > 1:
-        _store_codes(qdata, second, row_scale, row, rows, UNITS, units_per_row)
+        _store_codes(words, second, row_scale, row, rows, UNITS, units_per_row, GROUP)
     if COUNT > 2:
-        _store_codes(qdata, third, row_scale, row, rows, 2 * UNITS, units_per_row)
+        _store_codes(words, third, row_scale, row, rows, 2 * UNITS, units_per_row, GROUP)
 
 
 @triton.jit
@@ -78,7 +83,7 @@ def tile_maxima_kernel(
     local = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     first_unit = tile * (TILE // 16)
-    values = load_rotated_tile(
+    values = load_mirrored_tile(
         data, first_row + local, rows, first_unit, units_per_row, 1, TILE, TYPE, GROUP
     )
     tl.store(maxima + local * tiles + tile + tl.arange(0, 1), row_amax(values))
@@ -88,7 +93,7 @@ def tile_maxima_kernel(
 def convert_tiles_kernel(
     data,
     maxima,
-    qdata,
+    words,
     scale,
     first_row,
     rows,
@@ -109,8 +114,8 @@ def convert_tiles_kernel(
     if tile == 0:
         tl.store(scale + row + tl.arange(0, 1), row_scale)
     first_unit = tile * (TILE // 16)
-    values = load_rotated_tile(data, row, rows, first_unit, units_per_row, 1, TILE, TYPE, GROUP)
-    _store_codes(qdata, values, row_scale, row, rows, first_unit, units_per_row)
+    values = load_mirrored_tile(data, row, rows, first_unit, units_per_row, 1, TILE, TYPE, GROUP)
+    _store_codes(words, values, row_scale, row, rows, first_unit, units_per_row, GROUP)
 
 
 def convert(
@@ -135,11 +140,11 @@ def convert(
     rows, features = qdata.shape
     units = features // 16
     constants = {"TYPE": int(quant_type), "GROUP": group_size, "num_warps": plan.num_warps}
-    with launch_guard(qdata.device):
+    with launch_guard(qdata.device), as_words(qdata) as words:
         if isinstance(plan, RowChunks):
             grid = (triton.cdiv(rows, plan.rows),)
             shape = {"ROWS": plan.rows, "SIZE": plan.size, "COUNT": plan.count}
-            convert_rows_kernel[grid](data, qdata, scale, rows, units, **shape, **constants)
+            convert_rows_kernel[grid](data, words, scale, rows, units, **shape, **constants)
             return
         per_pass = min(rows, plan.rows_per_pass)
         maxima = torch.empty((per_pass, plan.tiles), dtype=torch.float32, device=qdata.device)
@@ -150,5 +155,5 @@ def convert(
             sizes = (first, rows, units, plan.tiles)
             tile_maxima_kernel[grid](data, maxima, *sizes, **constants)
             convert_tiles_kernel[grid](
-                data, maxima, qdata, scale, *sizes, TILES=padded, **constants
+                data, maxima, words, scale, *sizes, TILES=padded, **constants
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piper_kernels._triton.products import depth_step, rotated_right_factor, rows_side_by_side
 from piper_kernels._triton.row_chunks import plan_row_chunks
-from piper_kernels._triton.runtime import launch_guard
+from piper_kernels._triton.runtime import as_words, launch_guard
 from piper_kernels._triton.targets import dot_precision
 from piper_kernels.stochastic_quantization.triton import seed_argument
 from piper_kernels.weights.convrot.int8._product_kernels import product_kernel, store_scales_kernel
@@ -125,11 +125,11 @@ def _requantize_rows(
     }
     seed = seed_argument(rounding_seed)
     plan = plan_row_chunks(features)
-    with launch_guard(qdata.device):
+    with launch_guard(qdata.device), as_words(qdata) as words:
         if plan is None:
             wide_rows_kernel[(rows,)](
                 source,
-                qdata,
+                words,
                 scale,
                 source.stride(0),
                 features,
@@ -142,7 +142,7 @@ def _requantize_rows(
             return
         fused_rows_kernel[(triton.cdiv(rows, plan.rows),)](
             source,
-            qdata,
+            words,
             scale,
             source.stride(0),
             rows,

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from piper_kernels._triton.nvfp4 import encode_block, global_scale_from_amax, scale_offsets
+from piper_kernels._triton.nvfp4 import global_scale_from_amax, store_encoded_tile
 from piper_kernels._triton.reductions import magnitude_bits
-from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.gguf.triton import load_rotated_tile
+from piper_kernels._triton.runtime import as_words, launch_guard
+from piper_kernels.gguf.triton import load_mirrored_tile
 from piper_kernels.weights.nvfp4._encoding import MIN_PER_TENSOR_SCALE
 from piper_kernels.weights.nvfp4._layout import ceil_div
 
@@ -39,7 +39,7 @@ def amax_kernel(
     """Raise the int32 scalar ``amax_bits`` to the bits of the largest rotated magnitude."""
     row = tl.program_id(0).to(tl.int64) * ROWS
     unit = tl.program_id(1) * (COLS // 16)
-    values = load_rotated_tile(data, row, rows, unit, units_per_row, ROWS, COLS, TYPE, GROUP)
+    values = load_mirrored_tile(data, row, rows, unit, units_per_row, ROWS, COLS, TYPE, GROUP)
     tl.atomic_max(amax_bits, tl.max(tl.max(magnitude_bits(values), axis=1), axis=0))
 
 
@@ -48,7 +48,7 @@ def pack_kernel(
     data,
     amax_bits,
     per_tensor_scale,
-    qdata,
+    qdata_words,
     scale,
     rows,
     units_per_row,
@@ -64,10 +64,9 @@ def pack_kernel(
     NATIVE: tl.constexpr,
 ):
     """Encode one tile; the first program stores a computed global scale."""
-    BLOCKS: tl.constexpr = COLS // 16
     first_row = tl.program_id(0).to(tl.int64) * ROWS
-    unit = tl.program_id(1) * BLOCKS
-    values = load_rotated_tile(data, first_row, rows, unit, units_per_row, ROWS, COLS, TYPE, GROUP)
+    unit = tl.program_id(1) * (COLS // 16)
+    values = load_mirrored_tile(data, first_row, rows, unit, units_per_row, ROWS, COLS, TYPE, GROUP)
     level = 1.0
     if COMPUTED:
         level = global_scale_from_amax(tl.load(amax_bits).to(tl.float32, bitcast=True))
@@ -76,16 +75,23 @@ def pack_kernel(
     elif TWO_LEVEL:
         level = tl.load(per_tensor_scale)
         level = tl.where(level < _MIN_SCALE, _MIN_SCALE, level)
-    packed, scales = encode_block(
-        tl.reshape(values, (ROWS * BLOCKS, 16)), level, 0, 0, TWO_LEVEL, False, HIGH_FIRST, NATIVE
+    row = first_row + tl.arange(0, ROWS)
+    store_encoded_tile(
+        values,
+        level,
+        qdata_words,
+        scale,
+        row,
+        row < rows,
+        unit * 16,
+        units_per_row * 16,
+        scale_columns,
+        GROUP,
+        TWO_LEVEL,
+        SWIZZLED,
+        HIGH_FIRST,
+        NATIVE,
     )
-    index = tl.arange(0, ROWS * BLOCKS)
-    row = first_row + index // BLOCKS
-    block = unit + index % BLOCKS
-    valid = (row < rows) & (block < units_per_row)
-    start = (row * units_per_row + block) * 8
-    tl.store(qdata + start[:, None] + tl.arange(0, 8)[None, :], packed, mask=valid[:, None])
-    tl.store(scale + scale_offsets(row, block, scale_columns, SWIZZLED), scales, mask=valid)
 
 
 def convert(
@@ -121,7 +127,7 @@ def convert(
     tile_rows = min(triton.next_power_of_2(rows), max(1, TILE_VALUES // columns))
     grid = (triton.cdiv(rows, tile_rows), triton.cdiv(units * 16, columns))
     tile = {"ROWS": tile_rows, "COLS": columns, "TYPE": int(quant_type), "GROUP": group_size}
-    with launch_guard(qdata.device):
+    with launch_guard(qdata.device), as_words(qdata) as words:
         amax_bits = None
         if compute_per_tensor_scale:
             amax_bits = torch.zeros((1,), dtype=torch.int32, device=qdata.device)
@@ -130,7 +136,7 @@ def convert(
             data,
             amax_bits,
             per_tensor_scale,
-            qdata,
+            words,
             scale,
             rows,
             units,
