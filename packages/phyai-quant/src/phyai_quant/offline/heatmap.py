@@ -4,6 +4,9 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from phyai_quant.offline.comparison import LayerDistance
 from phyai_quant.scheme import QuantConfigError
@@ -59,6 +62,7 @@ def draw_heatmap(layers: Sequence[LayerDistance], file: str | Path, *, title: st
     axes.set_xticks(range(len(blocks)), blocks, fontsize=8)
     axes.set_yticks(range(len(kinds)), kinds, fontsize=8)
     if len(blocks) * len(kinds) <= _LABELLED_CELLS and len(blocks) <= _SMALL:
+        shares: Any = image.norm(np.array(grid))
         for row, values in enumerate(grid):
             for column, value in enumerate(values):
                 if math.isfinite(value):
@@ -69,7 +73,7 @@ def draw_heatmap(layers: Sequence[LayerDistance], file: str | Path, *, title: st
                         ha="center",
                         va="center",
                         fontsize=7,
-                        color="black" if image.norm(value) > _BRIGHT else "white",
+                        color="black" if shares[row][column] > _BRIGHT else "white",
                     )
     figure.colorbar(image, ax=axes, label="SQNR, dB")
     try:
