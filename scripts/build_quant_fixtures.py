@@ -18,7 +18,7 @@ def command(tool: str, output: Path | None) -> list[str]:
     """Returns the command that writes the fixtures of one tool."""
     script = str(SCRIPTS / f"quant_fixtures_{tool}.py")
     options = [] if output is None else ["--output", str(output)]
-    return ["uv", "run", "--isolated", "--python", "3.12", "--script", script, *options]
+    return ["uv", "run", "--isolated", "--script", script, *options]
 
 
 def main() -> None:

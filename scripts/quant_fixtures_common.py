@@ -131,11 +131,9 @@ def write_expected(
     tensors |= {f"{name}.input": x.contiguous() for name, x in (activations or {}).items()}
     digests = {f"{name}.weight": digest(weight) for name, weight in weights.items()}
     shapes = {f"{name}.weight": list(weight.shape) for name, weight in weights.items()}
-    metadata = {
-        "row_step": str(ROW_STEP),
-        "sha256": json.dumps(digests, sort_keys=True),
-        "shapes": json.dumps(shapes, sort_keys=True),
-    }
+    # one entry: safetensors writes several in no fixed order
+    facts = {"row_step": ROW_STEP, "sha256": digests, "shapes": shapes}
+    metadata = {"facts": json.dumps(facts, sort_keys=True)}
     save_file(tensors, folder / "expected.safetensors", metadata=metadata)
 
 

@@ -52,15 +52,9 @@ def read(case):
         layer, _, part = name.rpartition(".")
         layers.setdefault(layer, {})[part] = tensor
     with safe_open(folder / "expected.safetensors", "pt") as file:
-        metadata = file.metadata()
+        facts = json.loads(file.metadata()["facts"])
         expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Fixture(
-        layers,
-        expected,
-        json.loads(metadata["shapes"]),
-        json.loads(metadata["sha256"]),
-        int(metadata["row_step"]),
-    )
+    return Fixture(layers, expected, facts["shapes"], facts["sha256"], facts["row_step"])
 
 
 @cache
@@ -73,12 +67,12 @@ def plan_of(case):
 WITH_INPUTS = [case for case in CASES if any(key.endswith(".input") for key in read(case).expected)]
 
 
-def load(case, names, prefix, without=None):
+def load(case, names, prefix, without=None, sm=None):
     """Loads unfused layers as the legs of one layer."""
     fixture = read(case)
     widths = [fixture.shapes[f"{name}.weight"][0] for name in names]
     columns = fixture.shapes[f"{names[0]}.weight"][1]
-    spec = materialize(plan_of(case).resolve(prefix, "Linear"))
+    spec = materialize(plan_of(case).resolve(prefix, "Linear"), sm)
     layer = nn.Module()
     layer.prefix = prefix
     ids = (None,) if len(names) == 1 else tuple(name.rpartition(".")[2] for name in names)
@@ -111,6 +105,22 @@ def test_weights_equal_the_tools_own(case):
     for name in read(case).quantized:
         spec, layer = load(case, [name], name)
         assert_weight(case, name, spec.dequantize_weight(layer))
+
+
+@pytest.mark.parametrize(
+    "case", ["llmcompressor/nvfp4", "modelopt/nvfp4", "llmcompressor/mixed_precision"]
+)
+def test_scales_in_the_layout_of_blackwell_hold_the_same_weights(case):
+    layouts = set()
+    for prefix, names in [*((n, [n]) for n in read(case).quantized), *fused_layers(case)]:
+        if plan_of(case).resolve(prefix, "Linear").weight.dtype != "nvfp4":
+            continue
+        spec, layer = load(case, names, prefix, sm=100)
+        layouts.add(spec.physical_signature.layout)
+        weight = spec.dequantize_weight(layer)
+        for name, part in zip(names, weight.split(layer.logical_widths), strict=True):
+            assert_weight(case, name, part)
+    assert layouts == {"128x4"}
 
 
 def fused_layers(case):
