@@ -157,4 +157,4 @@ def test_the_command_of_the_readme_shows_the_plan(installed, tmp_path):
     assert command in (ROOT / "README.md").read_text()
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "checkpoint")])
     assert result.exit_code == 0, result.output
-    assert '"stored_by": "llm-int8"' in result.output
+    assert "stored_by: llm-int8" in result.output

@@ -11,7 +11,8 @@ EXPERT = "paligemma_with_expert.gemma_expert.model"
 # that has both uses the embedding, and its head may be stale.
 EMBEDDING = (f"{LANGUAGE}.embed_tokens.weight", f"{PALIGEMMA}.lm_head.weight")
 
-_UNUSED = ("paligemma_with_expert.gemma_expert.lm_head.", f"{EXPERT}.embed_tokens.")
+UNUSED_HEAD = "paligemma_with_expert.gemma_expert.lm_head"
+UNUSED_EMBEDDING = f"{EXPERT}.embed_tokens"
 _BUFFERS = re.compile(r"(^|\.)(position_ids|inv_freq|rotary_emb\.[a-z_]+)$")
 _SPELLINGS = (
     (re.compile(r"^model\.(?=paligemma_with_expert\.|action_|state_proj\.|time_mlp_)"), ""),
@@ -37,6 +38,6 @@ def canonical(name: str) -> str | None:
     """
     for pattern, replacement in _SPELLINGS:
         name = pattern.sub(replacement, name)
-    if name.startswith(_UNUSED) or _BUFFERS.search(name):
+    if name.startswith((f"{UNUSED_HEAD}.", f"{UNUSED_EMBEDDING}.")) or _BUFFERS.search(name):
         return None
     return name

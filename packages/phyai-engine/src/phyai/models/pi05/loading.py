@@ -1,6 +1,5 @@
 """From a checkpoint folder to a ready model."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +7,14 @@ import torch
 from torch import Tensor
 
 from phyai.checkpoints import CheckpointReader, load_into
-from phyai.layers import Embedding, Linear
+from phyai.layers import Embedding, Linear, UnusedLinear
 from phyai.models.pi05.config import PI05Config
-from phyai.models.pi05.keys import EMBEDDING, canonical
+from phyai.models.pi05.keys import EMBEDDING, UNUSED_EMBEDDING, UNUSED_HEAD, canonical
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.savings import Savings
 from phyai_quant import QuantPlan, get_active_plan
 from phyai_quant.checkpoint import check_unquantized_dtypes
+from phyai_quant.plan import warn_unmatched
 
 _MARKERS = ("comfy_quant",)
 _CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
@@ -69,13 +69,13 @@ def _model_tensors(
 
 
 def _warn_about_unused_rules(model: PI05Model, plan: QuantPlan) -> None:
-    layers: dict[str, type | str | None] = {
-        module.prefix: type(module) for module in model.modules() if isinstance(module, Linear)
-    }
-    layers.update((name.removesuffix(".weight"), Embedding) for name in EMBEDDING)
-    for rule in plan.unmatched(layers):
-        warnings.warn(
-            f"quantization rule {rule.source or rule.matcher} matches no layer of this model; "
-            "check its spelling against `phyai inspect`",
-            stacklevel=3,
-        )
+    layers: dict[str, type | str | None] = {}
+    for module in model.modules():
+        if isinstance(module, Linear):
+            layers[module.prefix] = type(module)
+        elif isinstance(module, UnusedLinear):
+            layers[module.name] = Linear
+    layers[UNUSED_HEAD] = Linear
+    tables = (*(name.removesuffix(".weight") for name in EMBEDDING), UNUSED_EMBEDDING)
+    layers.update(dict.fromkeys(tables, Embedding))
+    warn_unmatched(plan, layers)
