@@ -35,7 +35,7 @@ from phyai.dispatch.policy import Policy
 from phyai.dispatch.policy_load import load_policy, policy_from_mapping
 from phyai.dispatch.selection import Selection
 from phyai.dispatch.selector import Selector
-from phyai.dispatch.trace import CandidateTrace, SelectionTrace
+from phyai.dispatch.trace import CandidateTrace, RuleTrace, SelectionTrace
 from phyai.dispatch.types import DeviceProfile, KernelMode, KernelQuery, ModelContext
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "NoKernelError",
     "Policy",
     "PolicyError",
+    "RuleTrace",
     "Selection",
     "SelectionTrace",
     "Selector",

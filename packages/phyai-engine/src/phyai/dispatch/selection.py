@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phyai.dispatch.catalog import Catalog, OpEntry
+from phyai.dispatch.explain_rules import rule_traces
 from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl
 from phyai.dispatch.policy import Decision, Policy
-from phyai.dispatch.trace import CandidateTrace, SelectionTrace
+from phyai.dispatch.trace import CandidateTrace, RuleTrace, SelectionTrace
 from phyai.dispatch.types import Fallback, KernelMode, KernelQuery, Profile
 
 
@@ -64,6 +65,7 @@ class Assessment:
     decision: Decision
     candidates: dict[str, CandidateTrace]
     order: list[Impl]
+    rules: tuple[RuleTrace, ...] = ()
 
     def params(self, impl: Impl) -> Mapping[str, Any]:
         """Returns the policy params for a row: none unless the deciding rule names it."""
@@ -85,6 +87,7 @@ class Assessment:
             candidates=tuple(self.candidates.values()),
             selected=selected,
             autotuned=autotuned,
+            rules=self.rules,
         )
 
     def note(self, kernel_id: str, **changes: Any) -> None:
@@ -100,7 +103,8 @@ def assess(
     facts = entry.facts(query)
     decision = policy.decide(facts, catalog)
     candidates = {impl.kernel_id: _verdict(impl, facts, query.mode) for impl in entry.impls}
-    assessment = Assessment(query, facts, decision, candidates, [])
+    rules = rule_traces(policy, facts, decision.rule)
+    assessment = Assessment(query, facts, decision, candidates, [], rules)
     _rank(assessment, entry, prefer)
     return assessment
 

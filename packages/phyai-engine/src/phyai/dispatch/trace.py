@@ -49,6 +49,36 @@ class CandidateTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleTrace:
+    """What one policy rule had to say about a call.
+
+    Attributes:
+        id: the rule.
+        kind: ``override`` or ``rule``.
+        priority: its priority.
+        matched: whether its conditions hold.
+        decides: whether it is the one that was followed.
+        reason: why it does not match, or what it is outranked by; empty if it decides.
+        line: line in the policy file.
+    """
+
+    id: str
+    kind: str
+    priority: int
+    matched: bool
+    decides: bool
+    reason: str = ""
+    line: int | None = None
+
+    def text(self) -> str:
+        """Returns the verdict in words."""
+        if self.decides:
+            return f"{self.kind} {self.id!r} decides"
+        verdict = "matches, but" if self.matched else "does not match:"
+        return f"{self.kind} {self.id!r} {verdict} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class SelectionTrace:
     """Why one row was chosen for one call.
 
@@ -61,6 +91,7 @@ class SelectionTrace:
         candidates: every row of the operation in priority order.
         selected: id of the chosen row, or None.
         autotuned: whether a measurement decided.
+        rules: every override and rule about this operation, with its verdict.
     """
 
     op: str
@@ -71,6 +102,7 @@ class SelectionTrace:
     candidates: tuple[CandidateTrace, ...]
     selected: str | None
     autotuned: bool = False
+    rules: tuple[RuleTrace, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns a JSON-able dict."""
@@ -88,6 +120,7 @@ class SelectionTrace:
         lines = [f"{self.op} role={self.role or '-'} selected={chosen}{how}"]
         if self.matched_rules:
             lines.append(f"  policy rules: {', '.join(self.matched_rules)}")
+        lines.extend(f"  {rule.text()}" for rule in self.rules if not rule.decides)
         for candidate in self.candidates:
             lines.extend(candidate.lines())
         return "\n".join(lines)
