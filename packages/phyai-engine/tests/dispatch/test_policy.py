@@ -147,6 +147,8 @@ def test_rule_concerns_only_the_operations_it_names(catalog):
         (1, "must be a list", "rules: {a: 1}\n"),
         (1, "a policy is a mapping, got list", "- a\n"),
         (1, "a policy is a mapping, got str", "hello\n"),
+        (1, "a policy is a mapping, got list", "[]\n"),
+        (1, "a policy is a mapping, got bool", "false\n"),
         (2, "must be a mapping, got 'x'", "rules:\n  - x\n"),
         (
             3,

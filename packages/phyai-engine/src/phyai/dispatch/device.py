@@ -9,7 +9,7 @@ from phyai.dispatch.names import listing
 from phyai.dispatch.types import DeviceProfile
 
 _SERIES = {"nvidia": "sm", "amd": "gfx"}
-_VENDORS = ("cpu", "nvidia", "amd", "ascend", "cambricon", "intel", "apple")
+VENDORS: tuple[str, ...] = ("cpu", "nvidia", "amd", "ascend", "cambricon", "intel", "apple")
 _VENDOR_ALIASES = {
     "nv": "nvidia",
     "rocm": "amd",
@@ -78,10 +78,10 @@ def _synthetic(text: str, vendor: str, arch: str) -> DeviceProfile:
     if vendor == "cuda" or vendor in _VENDOR_ALIASES:
         known = _VENDOR_ALIASES.get(vendor, "nvidia")
         raise ValueError(f"device {text!r}: unknown vendor {vendor!r}; did you mean {known!r}?")
-    if vendor not in _VENDORS:
+    if vendor not in VENDORS:
         hint = "; write 'vendor:arch', such as 'nvidia:sm90'" if ":" not in text else ""
         raise ValueError(
-            f"device {text!r}: unknown vendor {vendor!r}{hint}; allowed: {listing(_VENDORS)}"
+            f"device {text!r}: unknown vendor {vendor!r}{hint}; allowed: {listing(VENDORS)}"
         )
     if not arch:
         if vendor in _SERIES:

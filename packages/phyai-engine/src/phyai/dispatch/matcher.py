@@ -16,6 +16,7 @@ from phyai.dispatch.conditions import (
     ne,
     one_of,
 )
+from phyai.dispatch.device import VENDORS
 from phyai.dispatch.facts import (
     GLOBAL_FACTS,
     NAMESPACES,
@@ -32,6 +33,11 @@ _MODULUS = re.compile(r"%\s*(\d+)\s*(?:==\s*(\d+))?")
 _OPERATOR = re.compile(r"\s*(<=|>=|==|!=|<|>|%)")
 _GLOB_CHARS = frozenset("*?[")
 _BOOL_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "0", "1"})
+CLOSED_VALUES: Mapping[str, tuple[str, ...]] = {
+    "device.vendor": VENDORS,
+    "quant.granularity": ("per_tensor", "per_channel", "block"),
+}
+"""Facts whose values are known in advance, so that a misspelt one is an error."""
 _COMBINATORS: Mapping[str, Callable[..., Predicate]] = {
     "all_of": all_of,
     "any_of": any_of,
@@ -97,6 +103,10 @@ def _text(path: str, value: Any) -> str:
         raise ValueError(f"{path!r} takes strings; got {value!r}, quote it")
     if _GLOB_CHARS & set(value):
         raise ValueError(f"{path!r} takes no patterns; list the values instead of {value!r}")
+    allowed = CLOSED_VALUES.get(path)
+    if allowed is not None and value.strip().lower() not in allowed:
+        hint = suggest_name(value, allowed)
+        raise ValueError(f"{path!r} is never {value!r}{hint} (allowed: {', '.join(allowed)})")
     return value
 
 
@@ -178,7 +188,9 @@ class MatcherCompiler:
         if fact == "op" and isinstance(value, list):
             for name in value:
                 if name not in self._catalog.ops():
-                    self._document.fail(path, f"unknown operation {name!r}")
+                    hint = suggest_name(str(name), self._catalog.ops())
+                    known = listing(self._catalog.ops())
+                    self._document.fail(path, f"unknown operation {name!r}{hint} (known: {known})")
         try:
             return predicate_from_literal(fact, value, kind)
         except (TypeError, ValueError) as error:
@@ -197,15 +209,35 @@ class MatcherCompiler:
                 f"operation {entry.spec.name!r} has no fact {fact!r}{hint} "
                 f"(known: {listing(entry.kinds)})",
             )
+        if fact.startswith(OP_SCOPED_PREFIXES):
+            return self._shared_kind(fact, path)
         kind = default_kind(fact)
         if kind is None:
-            known = [*GLOBAL_FACTS, *(entry.kinds if entry is not None else ())]
+            known = [*GLOBAL_FACTS, *self._scoped()]
             self._document.fail(
                 path,
-                f"unknown fact {fact!r}{suggest_name(fact, known)} (known: {listing(known)}, "
-                "lib.<name>, quant.fields.<name>, shape.*, dtype.*, attrs.*)",
+                f"unknown fact {fact!r}{suggest_name(fact, known)} "
+                f"(known: {listing(GLOBAL_FACTS)}, lib.<name>, quant.fields.<name>, "
+                "and shape.*, dtype.* and attrs.* of the operation)",
             )
         return kind
+
+    def _shared_kind(self, fact: str, path: Path_) -> FactKind:
+        """Returns the kind of a path that the rule ties to no single operation."""
+        scoped = self._scoped()
+        if fact not in scoped:
+            self._document.fail(
+                path, f"no operation has a fact {fact!r}{suggest_name(fact, scoped)}"
+            )
+        kinds = scoped[fact]
+        return next(iter(kinds)) if len(kinds) == 1 else FactKind.ANY
+
+    def _scoped(self) -> dict[str, set[FactKind]]:
+        paths: dict[str, set[FactKind]] = {}
+        for op in self._catalog.ops():
+            for fact, kind in self._catalog.entry(op).kinds.items():
+                paths.setdefault(fact, set()).add(kind)
+        return paths
 
     def _combination(self, key: str, value: Any, path: Path_, entry: OpEntry | None) -> Predicate:
         if not isinstance(value, list) or not value:

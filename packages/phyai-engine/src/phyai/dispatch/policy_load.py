@@ -55,7 +55,7 @@ def policy_from_mapping(
 
 
 def _policy(document: Document, catalog: Catalog | None) -> Policy:
-    data = document.data = check_plain(document, document.data if document.data else {})
+    data = document.data = check_plain(document, {} if document.data is None else document.data)
     if not isinstance(data, Mapping):
         document.fail((), f"a policy is a mapping, got {type(data).__name__}")
     for key in data:
@@ -65,7 +65,10 @@ def _policy(document: Document, catalog: Catalog | None) -> Policy:
             )
     schema = data.get("schema", _SCHEMAS[0])
     if isinstance(schema, bool) or str(schema).strip().lower() not in _SCHEMAS:
-        document.fail(("schema",), f"unsupported schema {schema!r} (allowed: {_list(_SCHEMAS)})")
+        hint = suggest_name(str(schema), _SCHEMAS)
+        document.fail(
+            ("schema",), f"unsupported schema {schema!r}{hint} (allowed: {_list(_SCHEMAS)})"
+        )
     parser = RuleParser(document, catalog if catalog is not None else build_catalog())
     return Policy(
         profile=_profile(document, data.get("profile")),
@@ -86,7 +89,8 @@ def _profile(document: Document, value: Any) -> Profile:
         return Profile.STATIC
     if isinstance(value, str) and value.strip().lower() in set(Profile):
         return Profile(value.strip().lower())
-    raise document.error(("profile",), f"must be one of {', '.join(Profile)}, got {value!r}")
+    hint = suggest_name(str(value), map(str, Profile))
+    raise document.error(("profile",), f"must be one of {', '.join(Profile)}, got {value!r}{hint}")
 
 
 def _fallback(document: Document, defaults: Any, parser: RuleParser) -> Fallback:
@@ -110,14 +114,22 @@ def _quant_plan(document: Document, section: Any) -> "QuantPlan | None":
     from phyai_quant.policy_section import parse_quantization_section
     from phyai_quant.scheme import QuantConfigError
 
-    lines: list[int | None] = []
+    paths: list[Path_] = []
 
-    def line_of(path: Path_) -> None:
-        rooted = path if path[:1] == ("quantization",) else ("quantization", *path)
-        lines.append(document.line(rooted))
+    def line_of(path: Path_) -> int | None:
+        paths.append(path if path[:1] == ("quantization",) else ("quantization", *path))
+        return None
 
     try:
         return parse_quantization_section(section, line_of=line_of)
     except QuantConfigError as error:
-        line = lines[-1] if lines else document.line(("quantization",))
-        raise PolicyError(str(error), source=document.source, line=line) from error
+        path = paths[-1] if paths else ("quantization",)
+        text = str(error) + _nearest(document.value(path), str(error))
+        line = document.line(path)
+        raise PolicyError(text, source=document.source, line=line) from error
+
+
+def _nearest(value: Any, message: str) -> str:
+    """Returns the suggestion for a misspelt word, from the words that the message allows."""
+    _, found, allowed = message.partition("is not allowed; allowed: ")
+    return suggest_name(value, allowed.split(", ")) if found and isinstance(value, str) else ""

@@ -22,7 +22,7 @@ _Case = tuple[tuple[Leaf, bool], ...]
 _CASE_LIMIT = 64
 _CALL_LIMIT = 512
 _MODULUS_LIMIT = 4096
-_DEVICE = ("device.vendor", "device.arch")
+_DEVICE: tuple[str, ...] = ("device.vendor", "device.arch")
 _NO_ARCH = ("cpu", "ascend", "cambricon", "intel", "apple")
 _SERIES_VENDORS = {"sm": "nvidia", "gfx": "amd"}
 

@@ -15,6 +15,15 @@ from phyai.dispatch.types import Fallback
 
 _RULE_FIELDS = ("id", "priority", "match", "prefer", "restrict_to", "params", "fallback")
 _OVERRIDE_FIELDS = ("id", "priority", "match", "use", "restrict_to", "params")
+_PIN = "; a pin is an entry of 'overrides' with 'use'"
+_ADVICE = {
+    ("rules", "pin"): _PIN,
+    ("rules", "use"): _PIN,
+    ("overrides", "pin"): "; did you mean 'use'?",
+    ("overrides", "prefer"): "; an override is strict, 'prefer' belongs to 'rules'",
+    ("overrides", "fallback"): "; an override is strict, 'fallback' belongs to 'rules'",
+}
+"""What to say about words that are right elsewhere."""
 
 
 class RuleParser:
@@ -54,10 +63,10 @@ class RuleParser:
         fields = _OVERRIDE_FIELDS if strict else _RULE_FIELDS
         for name in entry:
             if name not in fields:
+                hint = _ADVICE.get((key, name)) or suggest_name(name, fields)
                 self._document.fail(
                     (*path, name),
-                    f"unknown field {name!r}{suggest_name(name, fields)} "
-                    f"(allowed: {', '.join(fields)})",
+                    f"unknown field {name!r}{hint} (allowed: {', '.join(fields)})",
                 )
         rule_id = self._id(entry, path, f"{'override' if strict else 'rule'}-{index}")
         choices = ("use", "restrict_to") if strict else ("prefer", "restrict_to")
@@ -109,7 +118,10 @@ class RuleParser:
             return None
         if isinstance(value, str) and value.strip().lower() in set(Fallback):
             return Fallback(value.strip().lower())
-        raise self._document.error(path, f"must be one of {', '.join(Fallback)}, got {value!r}")
+        hint = suggest_name(str(value), map(str, Fallback))
+        raise self._document.error(
+            path, f"must be one of {', '.join(Fallback)}, got {value!r}{hint}"
+        )
 
     def _named_ids(self, value: Any, field: str, path: Path_) -> tuple[str, ...]:
         here = (*path, field)
@@ -134,9 +146,10 @@ class RuleParser:
 
     def _unknown(self, name: str, path: Path_) -> None:
         known = self._catalog.match_ids("*")
-        if any(char in name for char in "*?["):
-            self._document.fail(path, f"pattern {name!r} matches no kernel")
-        self._document.fail(path, f"unknown kernel {name!r}{suggest_name(name, known)}")
+        if not any(char in name for char in "*?["):
+            self._document.fail(path, f"unknown kernel {name!r}{suggest_name(name, known)}")
+        stems = sorted({stem for kernel_id in known for stem in _stems(kernel_id)})
+        self._document.fail(path, f"pattern {name!r} matches no kernel{suggest_name(name, stems)}")
 
     def _scope(
         self, match: Predicate, op: str | None, ids: tuple[str, ...], path: Path_
@@ -204,6 +217,12 @@ class RuleParser:
             return ""
         shown = ", ".join(f"{path} {_shown(value)}" for path, value in call.items())
         return f"both match the call with {shown}"
+
+
+def _stems(kernel_id: str) -> tuple[str, ...]:
+    """Returns the patterns that people write for an id: ``torch.*`` and ``*.gemm.*``."""
+    backend, *rest = kernel_id.split(".")
+    return (f"{backend}.*", f"{backend}.{rest[0]}.*", f"*.{rest[0]}.*", f"*.{rest[0]}*")
 
 
 def _shown(value: Any) -> str:

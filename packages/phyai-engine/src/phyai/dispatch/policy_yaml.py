@@ -53,6 +53,16 @@ class Document:
                 return self.lines[path[:end]]
         return None
 
+    def value(self, path: Path_) -> Any:
+        """Returns what stands at a path, or None where nothing does."""
+        value = self.data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
     def fail(self, path: Path_, message: str) -> NoReturn:
         """Raises a PolicyError that names file, line and path."""
         raise self.error(path, message)
