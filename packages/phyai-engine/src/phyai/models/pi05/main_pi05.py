@@ -108,6 +108,10 @@ class PI05Policy:
             if isinstance(value, CallSite)
         ]
 
+    def linear_layers(self) -> list[Linear]:
+        """Returns the layers whose weights have formats, in module order."""
+        return [module for module in self.model.modules() if isinstance(module, Linear)]
+
     def weight_bytes(self) -> int:
         """Returns the bytes of all parameters, of packed ones as they are stored."""
         return sum(stored_bytes(parameter) for parameter in self.model.parameters())
@@ -115,9 +119,7 @@ class PI05Policy:
     def describe(self) -> dict[str, Any]:
         """Returns shapes, formats, preset and processors."""
         config = self.model.config
-        formats = Counter(
-            module.spec.spec_id for module in self.model.modules() if isinstance(module, Linear)
-        )
+        formats = Counter(layer.spec.spec_id for layer in self.linear_layers())
         return {
             "family": config.family,
             "layout": config.layout,

@@ -1,5 +1,7 @@
 """π0.5 and π0: one prefix pass, then a loop of action-expert steps."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -212,7 +214,19 @@ class PI05Model(nn.Module):
         x = self.expert.final_norm(x, step.final).view(actions.shape[0], -1, x.shape[1])
         return self.action_out_proj(x[:, -self.config.chunk_size :].float())
 
-    def _step_modulations(self, num_steps: int) -> list[StepModulation]:
+    def step_modulations(self, num_steps: int | None = None) -> list[StepModulation]:
+        """Returns what each Euler step needs from its time; one entry per step.
+
+        Args:
+            num_steps: the checkpoint's number if None.
+
+        Raises:
+            ValueError: for fewer than one step.
+        """
+        num_steps = self.config.num_steps if num_steps is None else num_steps
+        if num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps}; it must be at least 1")
+
         def compute(index: int) -> StepModulation:
             time = torch.tensor([1.0 - index / num_steps], device=self.device)
             return self.modulate(time)
@@ -222,6 +236,22 @@ class PI05Model(nn.Module):
         if num_steps not in self._modulations:
             self._modulations[num_steps] = [compute(index) for index in range(num_steps)]
         return self._modulations[num_steps]
+
+    def integrate(
+        self,
+        actions: Tensor,
+        state: Tensor | None,
+        steps: Sequence[StepModulation],
+        cache: PagedKVCache,
+        first_slot: int,
+        plan: PagedPlan,
+        positions: Tensor,
+    ) -> Tensor:
+        """Follows the flow from ``actions`` [B, chunk, A] through all ``steps``."""
+        for step in steps:
+            velocity = self.velocity(actions, state, step, cache, first_slot, plan, positions)
+            actions = actions - velocity / len(steps)
+        return actions
 
     @torch.inference_mode()
     def sample_actions(
@@ -246,17 +276,12 @@ class PI05Model(nn.Module):
         Raises:
             ValueError: for a wrong noise shape, both noise and seed, or fewer than one step.
         """
-        num_steps = self.config.num_steps if num_steps is None else num_steps
-        if num_steps < 1:
-            raise ValueError(f"num_steps is {num_steps}; it must be at least 1")
+        steps = self.step_modulations(num_steps)
         actions = self._noise(inputs.tokens.shape[0], noise, seed)
         state = None if inputs.state is None else inputs.state.to(self.device)
         cache, layout = self.encode_prefix(inputs)
         plan, positions = self.suffix_plan(layout)
-        for step in self._step_modulations(num_steps):
-            velocity = self.velocity(actions, state, step, cache, layout.total, plan, positions)
-            actions = actions - velocity / num_steps
-        return actions
+        return self.integrate(actions, state, steps, cache, layout.total, plan, positions)
 
     def _noise(self, batch: int, noise: Tensor | None, seed: int | None) -> Tensor:
         shape = (batch, self.config.chunk_size, self.config.max_action_dim)
