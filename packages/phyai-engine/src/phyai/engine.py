@@ -16,6 +16,7 @@ from phyai.dispatch.selector import Selector
 from phyai.dispatch.trace import SelectionTrace
 from phyai.dispatch.types import ModelContext
 from phyai.engine_config import EngineConfig
+from phyai.layers import Linear
 from phyai.processing.inputs import Observation
 from phyai.quantization import quant_sources
 
@@ -71,6 +72,10 @@ class ModelPlugin(Protocol):
 
     def call_sites(self) -> Sequence[Any]:
         """Returns the kernel call sites of the model, in module order."""
+        ...
+
+    def linear_layers(self) -> Sequence[Linear]:
+        """Returns the layers whose weights have formats, in module order."""
         ...
 
     def weight_bytes(self) -> int:

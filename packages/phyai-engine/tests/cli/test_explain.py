@@ -1,10 +1,16 @@
 """`phyai explain`: single queries against the real catalog, and call sites of an engine."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from phyai.checkpoints import load_into
 from phyai.cli import engines
 from phyai.cli.explain import parse_facts, query_of
 from phyai.dispatch import explain
+from phyai.layers import Linear
+from phyai_quant import QuantScheme, TensorQuant
 
 GEMM = (
     *("explain", "--op", "gemm", "--fact", "shape.M=50", "--fact", "shape.N=2560"),
@@ -154,6 +160,7 @@ class Sized:
 
     def __init__(self):
         self.inferred = []
+        self.plugin = SimpleNamespace(linear_layers=list)
 
     def describe(self):
         return {"image_resolution": [28, 28], "cameras": ["base"], "state_dim": 2}
@@ -218,3 +225,30 @@ def test_recorded_calls_are_answered_for_an_absent_gpu(phyai, sized, tmp_path, p
     first = result.json["groups"][0]
     assert first["facts"]["device.arch"] == "sm90"
     assert first["matched_rules"] == ["dense"]
+
+
+def test_weights_are_those_of_the_absent_gpu(phyai, sized, tmp_path, monkeypatch):
+    scheme = QuantScheme(TensorQuant("int8", "per_channel"), online=True)
+    options = {"params_dtype": torch.bfloat16, "prefix": "mlp.fc"}
+    layers = [Linear(64, 64, scheme=scheme, **options), Linear(64, 64, **options)]
+    for layer in layers:
+        load_into(layer, {"mlp.fc.weight": lambda: torch.randn(64, 64)}, source="test")
+        layer(torch.zeros(3, 64, dtype=torch.bfloat16))
+    sized.plugin.linear_layers = lambda: layers
+    monkeypatch.setattr(sized, "explain", lambda: [layer.trace() for layer in layers])
+    monkeypatch.setattr("phyai_quant.specs.humming.find_spec", lambda name: object())
+    here = phyai("explain", "--checkpoint", tmp_path, "--device", "cpu", "--json").json["groups"]
+    there = phyai("explain", "--checkpoint", tmp_path, "--device", "nvidia:sm90", "--json")
+    assert [group["facts"]["quant.format"] for group in here] == ["int8", "bf16"]
+    assert here[0]["selected"] == "torch.gemm.humming_raw"
+    quantized, plain = there.json["groups"]
+    assert quantized["facts"]["quant.layout"] == "humming"
+    assert quantized["facts"]["dtype.weight"] == "int32"
+    rows = {row["kernel_id"] for row in quantized["candidates"] if "humming" in row["kernel_id"]}
+    assert {"humming.gemm.w8a16", "torch.gemm.humming_raw"} <= rows
+    assert quantized["selected"] in {None, "humming.gemm.w8a16"}
+    assert plain["facts"]["quant.format"] == "bf16"
+    monkeypatch.setattr("phyai_quant.specs.humming.find_spec", lambda name: None)
+    refused = phyai("explain", "--checkpoint", tmp_path, "--device", "nvidia:sm90")
+    assert refused.code == 1
+    assert "humming-kernels is not installed" in refused.err

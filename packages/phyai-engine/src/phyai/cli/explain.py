@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from phyai.cli import engines, options
 from phyai.cli.errors import CliError, checked
 from phyai.cli.output import print_json, print_line, status_line, stdout_to_stderr
 from phyai.cli.traces import SiteGroup, group_lines, group_traces
+
+if TYPE_CHECKING:
+    from phyai.engine import Engine
 
 NAMESPACES = ("shape", "dtype", "attrs", "quant")
 # What a layer states about a weight that nothing quantized.
@@ -208,17 +211,60 @@ def _engine_traces(
     plan = load_policy(file).quant_plan if file else None
     request = engines.EngineRequest(checkpoint, None, dtype or engines.Precision.BF16)
     with engines.flags_win({engines.POLICY_VARIABLE: file}), use_quant_plan(plan):
-        traces = _record(request)
+        engine = _run_once(request)
+    traces = [trace.as_dict() for trace in engine.explain()]
     with policy_in_force(kernel_config, device, model):
-        return [ask(trace["op"], **query_of(trace)) for trace in traces]
+        weights = weights_on(engine, device)
+        return [
+            ask(trace["op"], **{**query_of(trace), **weights.get(_question(trace), {})})
+            for trace in traces
+        ]
 
 
 def _record(request: engines.EngineRequest) -> list[dict[str, Any]]:
     """Return the traces of one chunk computed from a synthetic observation."""
+    return [trace.as_dict() for trace in _run_once(request).explain()]
+
+
+def _run_once(request: engines.EngineRequest) -> "Engine":
     engine = engines.build_engine(replace(request, allow_identity_norm=True))
     with stdout_to_stderr(), status_line("Computing one chunk"):
         engine.infer(engines.synthetic_observation(engine), seed=0, num_steps=1)
-    return [trace.as_dict() for trace in engine.explain()]
+    return engine
+
+
+def weights_on(engine: "Engine", device: str) -> dict[str, dict[str, Any]]:
+    """Return what the queries of linear layers say about their weights on `device`.
+
+    Weights are stored in the format that suits the GPU, which may be another one than here.
+
+    Returns:
+        Arguments of `ask`, by the question that a layer asked here.
+
+    Raises:
+        QuantConfigError: A weight cannot be stored there.
+    """
+    from phyai.dispatch.device import probe_device
+
+    profile = probe_device(device)
+    sm = (
+        int(profile.arch.removeprefix("sm"))
+        if profile.vendor == "nvidia" and profile.arch
+        else None
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for layer in engine.plugin.linear_layers():
+        trace = layer.trace()
+        if trace is None:
+            continue
+        spec, asked = layer.spec_on(sm), query_of(trace.as_dict())
+        dtype = {**asked["dtype"], "weight": spec.weight_dtype or layer.params_dtype}
+        found[_question(trace.as_dict())] = {"quant": spec.physical_signature, "dtype": dtype}
+    return found
+
+
+def _question(trace: Mapping[str, Any]) -> str:
+    return repr((trace["op"], query_of(trace)))
 
 
 def query_of(trace: Mapping[str, Any]) -> dict[str, Any]:
