@@ -70,7 +70,9 @@ def assert_same_weight(weight, actual, expected):
     assert (steps != 0).double().mean() < 0.02
     values, wanted = weight.values(actual), weight.values(expected)
     assert (values - wanted).norm() <= 0.02 * wanted.norm() + 1e-30
-    assert (values != wanted).double().mean() < 0.03
+    # A global scale that is one rounding off moves every value a little.
+    other = (values - wanted).abs() > 1e-4 * wanted.abs()
+    assert other.double().mean() < 0.03
 
 
 def check_add(shapes) -> None:
