@@ -1,4 +1,4 @@
-"""`phyai policy check` and `phyai policy show`."""
+"""`phyai policy check`, `show`, `diff` and `schema`."""
 
 import pytest
 
@@ -183,3 +183,56 @@ def test_words_that_look_like_other_types_stay_strings():
 def test_long_words_stay_on_one_line():
     pattern = r"\.".join(["layers"] * 40)
     assert to_yaml({"regex": pattern}) == f"regex: {pattern}\n"
+
+
+def test_policies_that_decide_the_same_have_no_difference(phyai, policy_file, tmp_path):
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(phyai("policy", "show", policy_file).out)
+    result = phyai("policy", "diff", policy_file, shown)
+    assert (result.code, result.out) == (0, "Both decide the same.\n")
+    assert phyai("policy", "diff", policy_file, shown, "--json").json["same"] is True
+
+
+def test_differences_are_listed_and_are_the_exit_code(phyai, policy_file, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(
+        POLICY.replace("priority: 10", "priority: 11").replace(
+            "    - match: {name: lm_head}\n      scheme: null\n", ""
+        )
+    )
+    result = phyai("policy", "diff", policy_file, other)
+    assert result.code == 1
+    assert result.out.splitlines() == [
+        "rules 'expert-fa2' priority",
+        "  - 10",
+        "  + 11",
+        "quantization",
+        "  - name lm_head: unquantized",
+    ]
+    result = phyai("policy", "diff", policy_file, other, "--json")
+    assert result.code == 1
+    assert result.json["same"] is False
+    assert result.json["changes"][0] == {
+        "where": "rules 'expert-fa2' priority",
+        "old": "10",
+        "new": "11",
+    }
+
+
+def test_a_faulty_policy_cannot_be_compared(phyai, policy_file, tmp_path):
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("ruels: []\n")
+    result = phyai("policy", "diff", policy_file, bad)
+    assert result.code == 1
+    assert result.err.startswith(f"error: {bad}:1: ")
+
+
+def test_the_schema_is_printed_or_written(phyai, tmp_path):
+    printed = phyai("policy", "schema")
+    assert printed.code == 0
+    assert printed.json["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    written = tmp_path / "policy.schema.json"
+    result = phyai("policy", "schema", "--output", written)
+    assert (result.code, result.out) == (0, f"Wrote {written}\n")
+    assert written.read_text() == printed.out
+    assert phyai("policy", "schema", "--output", tmp_path / "gone" / "a.json").code == 1
