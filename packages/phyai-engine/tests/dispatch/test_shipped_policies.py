@@ -1,13 +1,17 @@
 """Each shipped policy: its rows, its layers, and why a host without a GPU refuses it."""
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 from phyai.dispatch import KernelQuery, ModelContext, NoKernelError, Selector, load_policy
+from phyai.dispatch.policy_diff import diff_policies
+from phyai_quant.materialize import materialize
 
-PI05 = Path(__file__).parents[4] / "examples" / "pi05"
+EXAMPLES = Path(__file__).parents[4] / "examples"
+PI05 = EXAMPLES / "pi05"
 LANGUAGE = "paligemma_with_expert.paligemma.model.language_model.layers"
 EXPERT = "paligemma_with_expert.gemma_expert.model.layers"
 
@@ -28,24 +32,67 @@ HUMMING = {
     "nvfp4_a16": ("nvfp4_a16", "nvfp4", (1, 16), None, "sm80"),
 }
 OLDER = {"sm80": "sm75", "sm89": "sm87"}
-QUANTIZED = [
-    f"{LANGUAGE}.0.self_attn.qkv_proj",
-    f"{LANGUAGE}.17.self_attn.o_proj",
-    f"{EXPERT}.5.mlp.gate_up_proj",
-    f"{EXPERT}.10.mlp.down_proj",
-]
-UNTOUCHED = [
-    "paligemma_with_expert.paligemma.model.vision_tower.vision_model.encoder.layers.0.mlp.fc1",
-    "paligemma_with_expert.paligemma.model.multi_modal_projector.linear",
-    "paligemma_with_expert.paligemma.lm_head",
-    f"{EXPERT}.3.input_layernorm.dense",
-    f"{EXPERT}.3.mlp.down_proj.extra",
-    f"prefix.{EXPERT}.3.mlp.down_proj",
-    "action_in_proj",
-    "action_out_proj",
-    "time_mlp_in",
-    "time_mlp_out",
-]
+QUANTIZED = {
+    "pi05": [
+        f"{LANGUAGE}.0.self_attn.qkv_proj",
+        f"{LANGUAGE}.17.self_attn.o_proj",
+        f"{EXPERT}.5.mlp.gate_up_proj",
+        f"{EXPERT}.10.mlp.down_proj",
+    ],
+    "cosmos3": [
+        "language_model.layers.0.self_attn.qkv_proj",
+        "language_model.layers.35.self_attn.to_out",
+        "language_model.layers.7.mlp.gate_up_proj",
+        "language_model.layers.7.mlp.down_proj",
+        "gen_layers.0.cross_attention.qkv_proj",
+        "gen_layers.11.cross_attention.to_out",
+        "gen_layers.3.mlp.gate_up_proj",
+        "gen_layers.3.mlp.down_proj",
+    ],
+}
+UNTOUCHED = {
+    "pi05": [
+        "paligemma_with_expert.paligemma.model.vision_tower.vision_model.encoder.layers.0.mlp.fc1",
+        "paligemma_with_expert.paligemma.model.multi_modal_projector.linear",
+        "paligemma_with_expert.paligemma.lm_head",
+        f"{EXPERT}.3.input_layernorm.dense",
+        f"{EXPERT}.3.mlp.down_proj.extra",
+        f"prefix.{EXPERT}.3.mlp.down_proj",
+        "action_in_proj",
+        "action_out_proj",
+        "time_mlp_in",
+        "time_mlp_out",
+    ],
+    "cosmos3": [
+        "language_model.embed_tokens",
+        "language_model.norm",
+        "language_model.layers.0.cross_attention.qkv_proj",
+        "gen_layers.0.self_attn.qkv_proj",
+        "gen_layers.0.mlp.down_proj.extra",
+        "vae.gen_layers.0.mlp.down_proj",
+        "proj_in",
+        "proj_out",
+        "time_embedder.linear_1",
+        "action_proj_in",
+        "audio_proj_out",
+    ],
+}
+MODELS = tuple(QUANTIZED)
+PORTABLE = ("convrot_int8", "convrot_nvfp4", "nvfp4")
+
+
+def preset(model, name, catalog):
+    return load_policy(EXAMPLES / model / "kernel_policies" / f"{name}.yaml", catalog=catalog)
+
+
+def scheme_of(policy, model):
+    """The scheme of the quantized layers, after checking that exactly those have one."""
+    plan = policy.quant_plan
+    scheme = plan.resolve(QUANTIZED[model][0])
+    assert scheme.online
+    assert all(plan.resolve(name) == scheme for name in QUANTIZED[model])
+    assert all(plan.resolve(name) is None for name in UNTOUCHED[model])
+    return scheme
 
 
 @pytest.fixture(autouse=True)
@@ -67,24 +114,23 @@ def humming_query(variant, device, dtype="bf16"):
     return KernelQuery.build("gemm", device=device, dtype=dtypes, quant=quant, dims=dims)
 
 
-def test_the_thirteen_presets_are_there():
-    names = {path.stem for path in (PI05 / "kernel_policies").glob("humming_*.yaml")}
-    assert names == {f"humming_{variant}" for variant in HUMMING}
+@pytest.mark.parametrize("model", MODELS)
+def test_the_presets_are_there(model):
+    names = {path.stem for path in (EXAMPLES / model / "kernel_policies").glob("*.yaml")}
+    assert names == {*(f"humming_{variant}" for variant in HUMMING), *PORTABLE}
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("variant", HUMMING)
-def test_humming_preset(variant, catalog):
+def test_humming_preset(variant, model, catalog):
     row, weight, block, activation, floor = HUMMING[variant]
-    policy = load_policy(PI05 / "kernel_policies" / f"humming_{variant}.yaml", catalog=catalog)
-    scheme = policy.quant_plan.resolve(QUANTIZED[0])
+    policy = preset(model, f"humming_{variant}", catalog)
+    scheme = scheme_of(policy, model)
     assert (scheme.weight.dtype, scheme.weight.block_shape) == (weight, block)
     assert (scheme.input.dtype if scheme.input else None) == activation
     assert scheme.weight.micro_scaled is (weight in {"mxfp4", "nvfp4"})
-    assert scheme.online
-    assert all(policy.quant_plan.resolve(name) == scheme for name in QUANTIZED)
-    assert all(policy.quant_plan.resolve(name) is None for name in UNTOUCHED)
 
-    selector = Selector(catalog, policy, device="cpu", model=ModelContext("pi05"))
+    selector = Selector(catalog, policy, device="cpu", model=ModelContext(model))
     chosen = selector.explain(humming_query(variant, f"nvidia:{floor}"))
     assert chosen.selected == f"humming.gemm.{row}"
     assert chosen.matched_rules == ("humming-quantized-linear",)
@@ -98,6 +144,19 @@ def test_humming_preset(variant, catalog):
     text = str(caught.value)
     reason = text[text.index(f"no humming.gemm.{row}:") :].splitlines()[1]
     assert reason.strip() == "rejected: device.vendor == 'nvidia': is 'cpu'"
+
+
+@pytest.mark.parametrize("variant", HUMMING)
+def test_the_presets_of_both_models_differ_only_in_layers_and_attention(variant, catalog):
+    changes = diff_policies(
+        preset("pi05", f"humming_{variant}", catalog),
+        preset("cosmos3", f"humming_{variant}", catalog),
+        catalog,
+    )
+    assert [change.where for change in changes] == [
+        "rules 'pi05-expert-joint-fa2'",
+        "quantization",
+    ]
 
 
 def test_mxfp4_needs_bf16(catalog):
@@ -160,23 +219,56 @@ def test_expert_attention_rule(path, catalog):
     assert rows["flashinfer.attention_paged.fa2"] == "device.vendor == 'nvidia': is 'cpu'"
 
 
-def test_convrot_runs_on_every_device(catalog):
-    policy = load_policy(PI05 / "kernel_policies" / "convrot_int8.yaml", catalog=catalog)
-    scheme = policy.quant_plan.resolve(QUANTIZED[0])
-    assert (scheme.weight.dtype, scheme.weight.rotation_group) == ("int8", 64)
-    assert (scheme.input.dtype, scheme.input.dynamic) == ("int8", True)
-    assert all(policy.quant_plan.resolve(name) == scheme for name in QUANTIZED)
-    assert all(policy.quant_plan.resolve(name) is None for name in UNTOUCHED)
-    selector = Selector(catalog, policy, device="cpu")
-    quant = {"format": "int8", "layout": "convrot"}
-    for device in ("cpu", "nvidia:sm90", "amd:gfx1201"):
-        query = KernelQuery.build("gemm", device=device, dtype="bf16", quant=quant)
+# preset: (weight dtype, rotation, input dtype, rule, row on the CPU)
+ROWS = {
+    "convrot_int8": ("int8", 64, "int8", "convrot-int8-linear", ".gemm.convrot_int8"),
+    "convrot_nvfp4": ("nvfp4", 64, "nvfp4", "convrot-nvfp4-linear", ".gemm.convrot_nvfp4"),
+    "nvfp4": ("nvfp4", None, "nvfp4", "nvfp4-linear", ".gemm.nvfp4_linear"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", PORTABLE)
+def test_portable_presets_run_on_every_device(name, model, catalog):
+    weight, rotation, activation, rule, row = ROWS[name]
+    policy = preset(model, name, catalog)
+    scheme = scheme_of(policy, model)
+    assert (scheme.weight.dtype, scheme.weight.rotation_group) == (weight, rotation)
+    assert (scheme.input.dtype, scheme.input.dynamic) == (activation, True)
+    selector = Selector(catalog, policy, device="cpu", model=ModelContext(model))
+    for device, sm in (("cpu", None), ("nvidia:sm90", 90), ("amd:gfx1201", None)):
+        signature = materialize(scheme, sm).physical_signature
+        dims = {"M": 50, "N": 1024, "K": 2048}
+        query = KernelQuery.build(
+            "gemm",
+            device=device,
+            dtype={"input": "bf16", "output": "bf16"},
+            quant=signature,
+            dims=dims,
+        )
         trace = selector.explain(query)
-        assert trace.selected == "piper.gemm.convrot_int8"
-        assert trace.matched_rules == ("convrot-int8-linear",)
+        assert trace.selected.endswith(row)
+        assert trace.matched_rules == (rule,)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_plain_nvfp4_names_the_fp4_row_of_blackwell(model, catalog):
+    policy = preset(model, "nvfp4", catalog)
+    signature = materialize(scheme_of(policy, model), 100).physical_signature
+    query = KernelQuery.build(
+        "gemm",
+        device="nvidia:sm100",
+        dtype={"input": "bf16", "output": "bf16"},
+        quant=signature,
+        dims={"M": 50, "N": 1024, "K": 2048},
+    )
+    trace = Selector(catalog, policy, device="cpu").explain(query)
+    assert trace.selected == "flashinfer.gemm.nvfp4_128x4"
+    assert trace.matched_rules == ("nvfp4-linear",)
 
 
 def test_comments_state_the_architecture_that_the_rows_demand():
-    for variant, (*_, floor) in HUMMING.items():
-        text = (PI05 / "kernel_policies" / f"humming_{variant}.yaml").read_text()
+    for model, (variant, (*_, floor)) in itertools.product(MODELS, HUMMING.items()):
+        path = EXAMPLES / model / "kernel_policies" / f"humming_{variant}.yaml"
+        text = path.read_text(encoding="utf-8")
         assert re.search(rf"needs {floor.upper()} or newer", text), variant
