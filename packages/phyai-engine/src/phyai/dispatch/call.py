@@ -163,21 +163,20 @@ class CallSite:
         attrs: Mapping[str, Any],
         mode: KernelMode,
     ) -> Selection:
-        known, facts = choices.quant
+        known, weight_format = choices.quant
         mutable = type(quant) is dict
         if quant is not known or mutable:
-            facts = QuantFacts.build(quant)
-            choices.quant = (quant, facts)
-        key = (
-            mode,
-            device,
-            facts,
-            *map(dtype.get, *choices.dtypes_read),
-            *map(dims.get, *choices.dims_read),
-            *map(attrs.get, *choices.attrs_read),
-        )
+            weight_format = choices.formats.setdefault(QuantFacts.build(quant), object())
+            choices.quant = (quant, weight_format)
+        key: Any = (mode, device, weight_format)
+        if choices.dtypes_read:
+            key += tuple(map(dtype.get, *choices.dtypes_read))
+        if choices.dims_read:
+            key += tuple(map(dims.get, *choices.dims_read))
+        if choices.attrs_read:
+            key += tuple(map(attrs.get, *choices.attrs_read))
         if choices.whole_shape:
-            key = (*key, *sorted(dims.items()))
+            key += tuple(sorted(dims.items()))
         try:
             hit = choices.memo.get(key)
         except TypeError:

@@ -20,6 +20,7 @@ class SiteChoices:
         "dims_read",
         "dtypes_read",
         "epoch",
+        "formats",
         "frozen",
         "memo",
         "quant",
@@ -36,15 +37,17 @@ class SiteChoices:
         policy = selector.policy
         paths = selector.catalog.entry(op).paths | policy.paths()
 
-        def read(prefix: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        def read(prefix: str) -> tuple[tuple[Any, ...], ...]:
             names = sorted(path[len(prefix) :] for path in paths if path.startswith(prefix))
-            return tuple(names), (MISSING,) * len(names)
+            return (tuple(names), (MISSING,) * len(names)) if names else ()
 
         self.dims_read, self.dtypes_read = read("shape."), read("dtype.")
         self.attrs_read = read("attrs.")
         self.whole_shape = policy.profile is Profile.AUTOTUNE
         self.memo: dict[Any, Selection] = {}
         self.frozen: dict[KernelMode, tuple[Any, Selection]] | None = None
-        self.quant: tuple[Any, Any] = (None, QuantFacts())
+        # One object per weight format stands for it in keys: it hashes faster than its facts.
+        self.formats: dict[QuantFacts, object] = {QuantFacts(): object()}
+        self.quant: tuple[Any, object] = (None, self.formats[QuantFacts()])
         # Arguments of the last call and its choice; copies, since callers may reuse their dicts.
         self.recent: tuple[Any, ...] = (None,) * 6
