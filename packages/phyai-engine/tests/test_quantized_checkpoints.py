@@ -309,3 +309,26 @@ def test_the_variable_switches_merging_on(quantized, monkeypatch):
     monkeypatch.setenv("PHYAI_MERGE_QUANTIZATION", "sometimes")
     with pytest.raises(ValueError, match="PHYAI_MERGE_QUANTIZATION is 'sometimes'"):
         build(quantized("w8a8"))
+
+
+def test_a_class_as_target_with_an_ignore_list_is_read_as_tools_write_it(quantized, tmp_path):
+    def as_tools_write(config):
+        section = config["quantization_config"]
+        section["config_groups"]["group_0"]["targets"] = ["Linear"]
+        section["ignore"] = ["re:.*vision_tower.*", "re:.*multi_modal_projector.*", "re:.*dense"]
+        section["ignore"] += ["re:.*lm_head", "re:.*action_.*", "re:.*time_mlp_.*"]
+        return config
+
+    directory = edited(quantized("w8a8"), tmp_path / "by_class", config=as_tools_write)
+    assert np.array_equal(actions(build(directory)), actions(build(quantized("w8a8"))))
+
+
+def test_a_class_as_target_without_its_exceptions_names_the_dense_layers(quantized, tmp_path):
+    def as_target(config):
+        config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["Linear"]
+        config["quantization_config"]["ignore"] = []
+        return config
+
+    directory = edited(quantized("w8a8"), tmp_path / "by_class", config=as_target)
+    with pytest.raises(ValueError, match=r"(?s)float32.*int8|not quantized, but"):
+        build(directory)

@@ -13,6 +13,7 @@ from phyai_quant import (
     QuantScheme,
     Rule,
     TensorQuant,
+    materialize,
     use_quant_plan,
 )
 
@@ -74,7 +75,7 @@ def test_a_misshapen_bias_is_named():
         load_into(layer, readers(tensors), source="test")
 
 
-def test_precedence_is_scheme_then_plan_then_unquantized():
+def test_precedence_is_spec_then_scheme_then_plan_then_unquantized():
     plan = QuantPlan((Rule(Matcher("name", "p"), CONVROT),), None)
     with use_quant_plan(plan):
         assert Linear(32, 16, prefix="p").spec.spec_id.startswith("convrot_int8")
@@ -82,6 +83,10 @@ def test_precedence_is_scheme_then_plan_then_unquantized():
         assert Linear(32, 16).spec.spec_id == "bf16"
     assert Linear(32, 16, prefix="p").spec.spec_id == "bf16"
     assert Linear(32, 16, scheme=CONVROT).spec.spec_id.startswith("convrot_int8")
+    dense = materialize(None)
+    with use_quant_plan(plan):
+        layer = Linear(32, 16, prefix="p", spec=dense, scheme=CONVROT)
+    assert layer.spec is layer.spec_on(90) is dense
 
 
 def test_a_rule_for_the_legs_reaches_a_fused_layer_of_any_name():

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -161,3 +164,34 @@ def test_a_part_of_a_tensor_is_refused():
     layer = ColumnParallelLinear(8, 4, tp=TensorParallel(0, 2), prefix="p", bias=True)
     with pytest.raises(CheckpointError, match=r"p\.bias: .*shape \(2,\).*needs \(4,\)"):
         loaded(layer, {"p.weight": random(4, 8), "p.bias": random(2)})
+
+
+RANK = """
+import sys
+
+import torch
+
+from phyai.checkpoints import load_into
+from phyai.layers import RowParallelLinear, TensorParallel
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+layer = RowParallelLinear(64, 7, tp=TensorParallel(rank, 2), prefix="p", bias=True)
+generator = torch.Generator().manual_seed(0)
+weight, bias, x = (torch.randn(s, generator=generator) for s in ((7, 64), (7,), (3, 64)))
+load_into(layer, {"p.weight": lambda: weight, "p.bias": lambda: bias}, source="test")
+torch.save((layer(x.chunk(2, -1)[rank]), x @ weight.T + bias), f"{out}/{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_sum_their_outputs(tmp_path):
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), str(tmp_path)])
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    for rank in range(2):
+        found, expected = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

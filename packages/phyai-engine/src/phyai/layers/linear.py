@@ -92,6 +92,8 @@ class Linear(nn.Module):
                 legs = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
                 scheme = plan.resolve(prefix, type(self), legs=legs)
             spec = materialize(scheme, sm_version(device))
+        else:
+            scheme = None
         self.scheme = scheme
         self.spec = spec
         self.params_dtype = params_dtype
