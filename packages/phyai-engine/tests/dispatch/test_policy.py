@@ -170,6 +170,7 @@ def test_rule_concerns_only_the_operations_it_names(catalog):
             "!!python/object:os.system x\n",
         ),
         (2, "malformed YAML", "a: b\n---\nc: d\n"),
+        (3, "malformed YAML: character #x07 is not allowed", "# a\n# b\nprofile: \x07\n"),
         (1, "alias contains itself", "rules: &a [*a]\n"),
         (2, "exactly one of prefer and restrict_to", "rules:\n  - id: a\n"),
         (

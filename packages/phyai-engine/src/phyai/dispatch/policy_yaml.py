@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from phyai.dispatch.errors import PolicyError
 
@@ -101,6 +102,10 @@ def parse_document(text: str, source: str = "") -> Document:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
         problem = error.problem or error.context or "malformed YAML"
+        raise PolicyError(f"malformed YAML: {problem}", source=source, line=line) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"character #x{error.character:02x} is not allowed"
         raise PolicyError(f"malformed YAML: {problem}", source=source, line=line) from None
     except (YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
