@@ -5,14 +5,16 @@ from typing import Any
 
 from phyai.dispatch.bootstrap import get_kernel_selector
 from phyai.dispatch.call import current_mode, live_call_sites
+from phyai.dispatch.catalog import OpEntry
 from phyai.dispatch.errors import FrozenChoiceError
-from phyai.dispatch.facts import FactKind, Facts
+from phyai.dispatch.facts import FactKind, Facts, query_values
 from phyai.dispatch.names import dtype_name
 from phyai.dispatch.opspec import Impl
 from phyai.dispatch.predicate import Const
 from phyai.dispatch.selection import Selection
+from phyai.dispatch.selector import Selector
 from phyai.dispatch.trace import SelectionTrace
-from phyai.dispatch.types import KernelQuery
+from phyai.dispatch.types import Fallback, KernelQuery
 
 _HINT_BONUS = 20
 
@@ -81,6 +83,8 @@ def param_dtypes(
     op: str,
     *,
     activation: Any,
+    role: str = "",
+    device: Any = None,
     known: Mapping[str, Any] | None = None,
     preferred: Any = None,
     prefer: Sequence[str] = (),
@@ -88,34 +92,46 @@ def param_dtypes(
     """Returns in which dtype each declared parameter should be allocated.
 
     For each parameter the first of (preferred, activation, bf16, fp16, fp32) is taken that keeps
-    the highest-ranked row usable, given the device, the libraries and the known facts.
+    the highest-ranked row usable, given the policy, the device, the libraries and the known facts.
+    Where a rule of the policy matches, its rows come first, in their order.
 
     Args:
         op: operation name.
         activation: dtype of the activation.
+        role: role of the call site.
+        device: where the parameters live; None is the selector's device.
         known: further facts by path.
         preferred: dtype to try first.
-        prefer: ids ranked above all others.
+        prefer: ids ranked above all others, unless a policy rule matches.
 
     Raises:
         ValueError: if no dtype satisfies any row.
+        PolicyError: if policy rules conflict on this call.
     """
     selector = get_kernel_selector()
     entry = selector.catalog.entry(op)
     act = dtype_name(activation)
-    device = selector.device
-    values = {"device.vendor": device.vendor, "device.arch": device.arch, "dtype.input": act}
-    facts = Facts({**values, **(known or {})}, kinds=entry.kinds, libraries=entry.libraries)
-    viable = [impl for impl in entry.impls if not _impossible(impl, facts)] or [*entry.impls]
+    query = KernelQuery.build(
+        op,
+        role=role,
+        device=selector.device if device is None else device,
+        model=selector.model,
+        dtype={"input": act},
+    )
+    values = {**query_values(query), **(known or {})}
+    facts = Facts(values, kinds=entry.kinds, optional=entry.optional, libraries=entry.libraries)
+    ranks = _ranks(selector, entry, facts, prefer)
+    # When no row can run, the call will say so; its parameters exist until then.
+    viable = [pair for pair in ranks if not _impossible(pair[1], facts)] or ranks
     tried: dict[str, None] = dict.fromkeys(
         [*([dtype_name(preferred)] if preferred is not None else []), act, "bf16", "fp16", "fp32"]
     )
     chosen: dict[str, str] = {}
     for name in entry.spec.params:
         ranked = [
-            (max(_rank(impl, prefer) for impl in allowing), dtype)
+            (max(allowing), dtype)
             for dtype in tried
-            if (allowing := [impl for impl in viable if _allows(impl, name, dtype, act, facts)])
+            if (allowing := [rank for rank, impl in viable if _allows(impl, name, dtype, act)])
         ]
         if not ranked:
             raise ValueError(f"no dtype of {list(tried)} suits parameter {name!r} of {op!r}")
@@ -124,8 +140,22 @@ def param_dtypes(
     return chosen
 
 
-def _rank(impl: Impl, prefer: Sequence[str]) -> int:
-    return impl.priority + (_HINT_BONUS if impl.kernel_id in prefer else 0)
+def _ranks(
+    selector: Selector, entry: OpEntry, facts: Facts, prefer: Sequence[str]
+) -> list[tuple[int, Impl]]:
+    """Returns the rows that may be chosen and their ranks: by the policy, else by priority."""
+    decision = selector.policy.decide(facts, selector.catalog)
+    if decision.rule is None:
+        hinted = dict.fromkeys(prefer, _HINT_BONUS)
+        return [(impl.priority + hinted.get(impl.kernel_id, 0), impl) for impl in entry.impls]
+    last = len(decision.candidates)
+    named = {kernel_id: last - place for place, kernel_id in enumerate(decision.candidates)}
+    stand_in = not decision.strict and decision.fallback is Fallback.REFERENCE
+    return [
+        (named.get(impl.kernel_id, 0), impl)
+        for impl in entry.impls
+        if impl.kernel_id in named or (stand_in and impl.reference)
+    ]
 
 
 def _impossible(impl: Impl, facts: Facts) -> bool:
@@ -133,10 +163,10 @@ def _impossible(impl: Impl, facts: Facts) -> bool:
     return isinstance(reduced, Const) and not reduced.value
 
 
-def _allows(impl: Impl, name: str, dtype: str, activation: str, facts: Facts) -> bool:
+def _allows(impl: Impl, name: str, dtype: str, activation: str) -> bool:
     rule = impl.params.get(name)
     if rule is not None and not rule.allows(dtype, activation):
         return False
     path = f"dtype.{name}"
     stated = Facts({path: dtype}, kinds={path: FactKind.DTYPE})
-    return not _impossible(impl, stated) and not _impossible(impl, facts)
+    return not _impossible(impl, stated)

@@ -6,26 +6,65 @@ import torch
 from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, copy_slot
-from phyai.dispatch import CallSite
+from phyai.dispatch import CallSite, param_dtypes
 from phyai.layers.linear import Linear
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-def _parameter(width: int, device: torch.device | str) -> nn.Parameter:
-    return nn.Parameter(torch.empty(width, dtype=torch.float32, device=device), requires_grad=False)
+
+def _parameters(
+    site: CallSite, activation_dtype: torch.dtype, device: torch.device | str
+) -> dict[str, nn.Parameter]:
+    """Allocates the parameters of a norm: fp32, unless the row that will be chosen needs less."""
+    facts = {f"shape.{name}": size for name, size in site.dims.items()}
+    facts |= {f"attrs.{name}": value for name, value in site.attrs.items()}
+    dtypes = param_dtypes(
+        site.op,
+        activation=activation_dtype,
+        role=site.role,
+        device=device,
+        known=facts,
+        preferred="fp32",
+    )
+    width = site.dims["hidden"]
+    return {
+        name: nn.Parameter(
+            torch.empty(width, dtype=_DTYPES[dtype], device=device), requires_grad=False
+        )
+        for name, dtype in dtypes.items()
+    }
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * (1 + w)``: Gemma's RMS norm, reduced in fp32, weights kept in fp32."""
+    """``x / rms(x) * (1 + w)``: Gemma's RMS norm, reduced in fp32.
+
+    The weight is kept in fp32, or in the activation's dtype where the policy or the catalog
+    chooses a kernel that reads it so. The choice is made here, before the weight is loaded; a
+    kernel that reads any dtype runs with either.
+
+    Args:
+        width: of the last axis.
+        prefix: checkpoint name of the layer.
+        eps: added to the mean square.
+        activation_dtype: dtype of the inputs to come.
+        device: where the weight lives.
+    """
 
     def __init__(
-        self, width: int, *, prefix: str, eps: float = 1e-6, device: torch.device | str = "cpu"
+        self,
+        width: int,
+        *,
+        prefix: str,
+        eps: float = 1e-6,
+        activation_dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
-        self.weight = _parameter(width, device)
         self._site = CallSite(
             "rmsnorm", role="norm", dims={"hidden": width}, attrs={"variant": "gemma"}
         )
+        self.weight = _parameters(self._site, activation_dtype, device)["weight"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises ``x`` [..., width] over its last axis."""
@@ -42,18 +81,32 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with weight and bias, reduced in fp32, parameters kept in fp32."""
+    """Layer norm with weight and bias, reduced in fp32, with parameters as `RMSNorm` keeps them.
+
+    Args:
+        width: of the last axis.
+        prefix: checkpoint name of the layer.
+        eps: added to the variance.
+        activation_dtype: dtype of the inputs to come.
+        device: where the parameters live.
+    """
 
     def __init__(
-        self, width: int, *, prefix: str, eps: float = 1e-6, device: torch.device | str = "cpu"
+        self,
+        width: int,
+        *,
+        prefix: str,
+        eps: float = 1e-6,
+        activation_dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
-        self.weight = _parameter(width, device)
-        self.bias = _parameter(width, device)
         self._site = CallSite(
             "layernorm", role="layernorm", dims={"hidden": width}, attrs={"bias": True}
         )
+        parameters = _parameters(self._site, activation_dtype, device)
+        self.weight, self.bias = parameters["weight"], parameters["bias"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises ``x`` [..., width] over its last axis."""

@@ -43,7 +43,7 @@ class CapturedDenoise:
         def run(actions: Tensor, state: Tensor | None = None) -> Tensor:
             return model.integrate(actions, state, steps, cache, layout.total, plan, positions)
 
-        shapes = [(batch, config.chunk_size, config.max_action_dim)]
+        shapes: list[tuple[int, ...]] = [(batch, config.chunk_size, config.max_action_dim)]
         if model.state_proj is not None:
             shapes.append((batch, config.max_state_dim))
         self._loop = CapturedLoop(

@@ -80,9 +80,9 @@ class DecoderLayer(nn.Module):
         self.sizes = sizes
         query_width = sizes.heads * sizes.head_dim
         kv_width = sizes.kv_heads * sizes.head_dim
-        self.input_layernorm = _norm(sizes.width, f"{prefix}.input_layernorm", adaptive, device)
-        self.post_attention_layernorm = _norm(
-            sizes.width, f"{prefix}.post_attention_layernorm", adaptive, device
+        self.input_layernorm, self.post_attention_layernorm = (
+            _norm(sizes.width, f"{prefix}.{name}", adaptive, params_dtype, device)
+            for name in ("input_layernorm", "post_attention_layernorm")
         )
         self.qkv_proj = Linear(
             sizes.width,
@@ -170,11 +170,11 @@ class DecoderLayer(nn.Module):
 
 
 def _norm(
-    width: int, prefix: str, adaptive: bool, device: torch.device | str
+    width: int, prefix: str, adaptive: bool, dtype: torch.dtype, device: torch.device | str
 ) -> RMSNorm | AdaRMSNorm:
     if adaptive:
         return AdaRMSNorm(width, width, prefix=prefix, device=device)
-    return RMSNorm(width, prefix=prefix, device=device)
+    return RMSNorm(width, prefix=prefix, activation_dtype=dtype, device=device)
 
 
 def _apply(norm: nn.Module, x: Tensor, modulation: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -230,7 +230,7 @@ class Decoder(nn.Module):
                 sizes, body=prefix, role=role, params_dtype=params_dtype, device=device
             )
         else:
-            self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, device)
+            self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, params_dtype, device)
 
     def final_norm(self, x: Tensor, modulation: Tensor | None = None) -> Tensor:
         """Applies the last norm; an adaptive one's gate has no residual and is dropped."""

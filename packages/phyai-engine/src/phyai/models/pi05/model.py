@@ -21,8 +21,9 @@ from phyai.runtime.paged import PagedKVCache, PagedPlan
 class PI05Model(nn.Module):
     """A vision-language-action policy that integrates a flow from noise to an action chunk.
 
-    Weights, activations and the key/value cache use ``params_dtype``; the patch embedding, norm
-    parameters, time and action heads, rotary angles and the integrated actions stay fp32.
+    Weights, activations and the key/value cache use ``params_dtype``; the patch embedding, time and
+    action heads, rotary angles and the integrated actions stay fp32, and so do norm parameters
+    where the chosen kernel reads them.
 
     Args:
         config: sizes and defaults.

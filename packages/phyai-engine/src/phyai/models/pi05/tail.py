@@ -40,7 +40,10 @@ class KeyValueLayer(nn.Module):
         self.body, self.prefix = body, f"{body}.layers.{self.index}"
         kv_width = sizes.kv_heads * sizes.head_dim
         self.input_layernorm = RMSNorm(
-            sizes.width, prefix=f"{self.prefix}.input_layernorm", device=device
+            sizes.width,
+            prefix=f"{self.prefix}.input_layernorm",
+            activation_dtype=params_dtype,
+            device=device,
         )
         self.kv_proj = Linear(
             sizes.width,

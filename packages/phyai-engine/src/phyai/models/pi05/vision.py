@@ -80,8 +80,12 @@ class VisionBlock(nn.Module):
         prefix = f"{keys.VISION}.encoder.layers.{index}"
         width = sizes.width
         self.heads, self.head_dim = sizes.heads, width // sizes.heads
-        self.layer_norm1 = LayerNorm(width, prefix=f"{prefix}.layer_norm1", device=device)
-        self.layer_norm2 = LayerNorm(width, prefix=f"{prefix}.layer_norm2", device=device)
+        self.layer_norm1, self.layer_norm2 = (
+            LayerNorm(
+                width, prefix=f"{prefix}.{name}", activation_dtype=params_dtype, device=device
+            )
+            for name in ("layer_norm1", "layer_norm2")
+        )
         self.qkv_proj = Linear(
             width,
             tuple(Leg(f"{name}_proj", width, name) for name in "qkv"),
@@ -139,7 +143,10 @@ class VisionTower(nn.Module):
             for index in range(sizes.layers)
         )
         self.post_layernorm = LayerNorm(
-            sizes.width, prefix=f"{keys.VISION}.post_layernorm", device=device
+            sizes.width,
+            prefix=f"{keys.VISION}.post_layernorm",
+            activation_dtype=params_dtype,
+            device=device,
         )
         self.projector = Linear(
             sizes.width,
