@@ -33,6 +33,10 @@ def tuned(catalog, hook, policy=None, **options):
     return Selector(catalog, parsed, device="cpu", benchmark=hook, **options)
 
 
+def stored_times(path):
+    return [entry["milliseconds"] for entry in json.loads(path.read_text())["workloads"].values()]
+
+
 def query(**facts):
     return KernelQuery.build("toy", **{"dtype": "bf16", **facts})
 
@@ -79,8 +83,8 @@ def test_winner_is_stored_and_reused_within_a_power_of_two_of_rows(toy, tmp_path
     cache = tmp_path / "deep" / "winners.json"
     hook = Hook()
     tuned(toy, hook, autotune_cache=cache).select(query(shape={"M": 50}))
-    assert list(json.loads(cache.read_text()).values()) == ["mid.toy"]
-    assert [path.name for path in cache.parent.iterdir()] == ["winners.json"]
+    assert stored_times(cache) == [TIMES]
+    assert {path.name for path in cache.parent.iterdir()} <= {"winners.json", "winners.json.lock"}
     again = tuned(toy, hook, autotune_cache=cache)
     assert again.explain(query(shape={"M": 64})).selected == "mid.toy"
     assert again.select(query(shape={"M": 33})).kernel_id == "mid.toy"
@@ -102,12 +106,21 @@ def test_capture_uses_the_eager_winner_but_never_measures(toy):
     assert len(hook.measured) == measured
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{broken", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[1]",
+        "{broken",
+        '{"a": 1}',
+        '{"schema": "phyai.autotune/v1", "workloads": {"x": {"milliseconds": {"mid.toy": "1"}}}}',
+    ],
+)
 def test_broken_cache_files_are_ignored_and_replaced(toy, tmp_path, content):
     cache = tmp_path / "winners.json"
     cache.write_text(content)
     assert tuned(toy, Hook(), autotune_cache=cache).select(query()).kernel_id == "mid.toy"
-    assert list(json.loads(cache.read_text()).values()) == ["mid.toy"]
+    assert stored_times(cache) == [TIMES]
 
 
 def test_unwritable_cache_does_not_stop_selection(toy, tmp_path):
@@ -164,23 +177,25 @@ def test_call_sites_tune_each_shape(toy):
     ],
 )
 def test_built_in_measurement_runs_and_picks_the_faster_row(op, facts, monkeypatch):
-    """A second row, ten milliseconds slower but of higher priority, must lose."""
-    import time
+    """A second row, slower by the clock but of higher priority, must lose."""
+    from types import SimpleNamespace
 
-    from phyai.dispatch import bootstrap
+    from phyai.dispatch import benchmark, bootstrap
     from phyai.dispatch.catalog import build_catalog
     from phyai.dispatch.conditions import eq
     from phyai.dispatch.opspec import Impl
 
+    clock = [0.0]
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     catalog = build_catalog()
     reference = next(impl for impl in catalog.impls(op) if impl.reference)
 
     def prepare_slow(known, params):
         run = reference.prepare(known, params)
 
-        def slow(*args):
-            time.sleep(0.01)
-            return run(*args)
+        def slow(*args, **kwargs):
+            clock[0] += 0.01
+            return run(*args, **kwargs)
 
         return slow
 
@@ -191,6 +206,8 @@ def test_built_in_measurement_runs_and_picks_the_faster_row(op, facts, monkeypat
     selection = selector.select(KernelQuery.build(op, **facts))
     assert selection.kernel_id == reference.kernel_id
     assert selection.trace.autotuned
+    times = {row.kernel_id: row.benchmark_ms for row in selection.trace.candidates}
+    assert times[f"slow.{op}"] == pytest.approx(10)
 
 
 def test_quantized_gemm_and_attention_fall_back_to_priority():

@@ -1,141 +1,140 @@
-"""Measured winners: how they are found, keyed and kept."""
+"""Measured winners: how rows are compared and their times remembered."""
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from phyai.dispatch.facts import Facts
-from phyai.dispatch.library import DISTRIBUTIONS
 from phyai.dispatch.opspec import Impl
+from phyai.dispatch.tune_store import Times, TuneStore
+from phyai.dispatch.tune_workload import Workload
 from phyai.dispatch.types import DeviceProfile
 
 if TYPE_CHECKING:
     from phyai.dispatch.selection import Selection
 
 Benchmark = Callable[[Impl, Facts, "Selection"], float]
-"""Returns milliseconds per call; an exception skips the row."""
+"""Returns milliseconds per call; an exception skips the row.
 
-_ROW_DIMS = ("shape.M", "shape.tokens")
+A hook that also has ``compare`` is given all rows of a workload at once; see
+`ComparingBenchmark`."""
+
+
+class ComparingBenchmark(Protocol):
+    """A hook that measures rows against each other, as `default_benchmark` does."""
+
+    def compare(self, selections: Sequence["Selection"]) -> Mapping[str, float | Exception]:
+        """Returns milliseconds by row id, or why a row could not be measured."""
+        ...
+
+
+def row_label(kernel_id: str, params: Mapping[str, Any]) -> str:
+    """Returns the name under which the time of a row is kept: its id and its policy params."""
+    if not params:
+        return kernel_id
+    text = json.dumps(params, sort_keys=True, separators=(",", ":"), default=str)
+    return f"{kernel_id} {text}"
 
 
 class Tuner:
-    """Measures prepared rows and remembers the winner of each workload.
+    """Measures prepared rows and remembers their times by workload.
 
     Args:
-        benchmark: measures one prepared row; None disables measuring and recalling.
-        cache: JSON file of winners; None keeps them in memory.
+        benchmark: measures prepared rows; None disables measuring and recalling.
+        cache: JSON file of times; None keeps them in memory.
     """
 
     def __init__(self, benchmark: Benchmark | None, cache: str | Path | None) -> None:
         if benchmark is not None and not callable(benchmark):
             raise TypeError(f"benchmark must be callable, got {type(benchmark).__name__}")
         self._benchmark = benchmark
-        self._path = Path(cache).expanduser() if cache is not None else None
-        self._winners: dict[str, str] = _read(self._path) if self._path else {}
+        self._store = TuneStore(cache)
 
     @property
     def enabled(self) -> bool:
         """Whether rows can be measured."""
         return self._benchmark is not None
 
-    def key(
-        self,
-        catalog_version: str,
-        policy_version: str,
-        facts: Facts,
-        rows: Sequence[str],
-        device: DeviceProfile | None,
-    ) -> str:
-        """Returns the workload's key.
+    def workload(
+        self, catalog_version: str, facts: Facts, device: DeviceProfile | None
+    ) -> Workload:
+        """Returns the key under which times of a call are kept."""
+        return Workload.of(catalog_version, facts, device)
 
-        It holds both versions, the facts without the mode, row counts rounded up to a power of
-        two, the candidate rows, the device's name and the versions of the libraries.
+    def recall(self, workload: Workload, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+        """Returns known times by row id, fastest first.
+
+        Empty unless every row was tried: a row that was never measured might be the fastest.
+
+        Args:
+            workload: what is asked for.
+            rows: candidate ids with their policy params.
         """
-        values = facts.as_dict()
-        for path in _ROW_DIMS:
-            if isinstance(values.get(path), int):
-                values[path] = 1 << max(values[path] - 1, 0).bit_length()
-        content = {
-            "catalog": catalog_version,
-            "policy": policy_version,
-            "facts": values,
-            "rows": list(rows),
-            "device": _device_name(device),
-            "versions": _versions(),
-        }
-        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+        known = self._store.times(workload)
+        labels = {kernel_id: row_label(kernel_id, params) for kernel_id, params in rows.items()}
+        if any(label not in known for label in labels.values()):
+            return {}
+        return _ranked({kernel_id: known[label] for kernel_id, label in labels.items()})
 
-    def recall(self, key: str, order: Sequence[Impl]) -> str | None:
-        """Returns the stored winner if it is still among the candidates."""
-        winner = self._winners.get(key)
-        return winner if any(impl.kernel_id == winner for impl in order) else None
+    def measure(
+        self,
+        workload: Workload,
+        prepared: Sequence["Selection"],
+        unusable: Mapping[str, Mapping[str, Any]],
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Measures every prepared row.
 
-    def measure(self, key: str, prepared: Sequence["Selection"]) -> dict[str, float]:
-        """Measures every prepared row and stores the fastest; skips rows that raise."""
-        times: dict[str, float] = {}
-        if self._benchmark is None:
-            return times
-        for selection in prepared:
+        Stores the result unless no row could be measured.
+
+        Args:
+            workload: what the rows are measured for.
+            prepared: rows to measure.
+            unusable: ids, with policy params, of candidates that could not be prepared.
+
+        Returns:
+            Times by row id, fastest first, and why each of the other rows has none.
+        """
+        times: Times = {}
+        problems: dict[str, str] = {}
+        for kernel_id, result in self._compare(prepared).items():
+            problem = _problem(result)
+            times[kernel_id] = None if problem else float(cast("float", result))
+            if problem:
+                problems[kernel_id] = problem
+        ranked = _ranked(times)
+        if ranked:
+            known: Times = {row_label(key, params): None for key, params in unusable.items()}
+            for item in prepared:
+                known[row_label(item.kernel_id, item.params)] = times.get(item.kernel_id)
+            self._store.add(workload, known)
+        return ranked, problems
+
+    def _compare(self, prepared: Sequence["Selection"]) -> Mapping[str, float | Exception]:
+        benchmark = self._benchmark
+        if benchmark is None:
+            return {}
+        if hasattr(benchmark, "compare"):
             try:
-                measured = float(self._benchmark(selection.impl, selection.facts, selection))
-            except Exception:  # noqa: S112 - a row that cannot be measured is not a winner
-                continue
-            times[selection.kernel_id] = measured
-        if times:
-            self._winners[key] = min(times, key=lambda kernel_id: (times[kernel_id], kernel_id))
-            if self._path is not None:
-                _write(self._path, {**_read(self._path), **self._winners})
-        return times
+                return cast("ComparingBenchmark", benchmark).compare(prepared)
+            except Exception as error:
+                return dict.fromkeys((item.kernel_id for item in prepared), error)
+        results: dict[str, float | Exception] = {}
+        for item in prepared:
+            try:
+                results[item.kernel_id] = float(benchmark(item.impl, item.facts, item))
+            except Exception as error:
+                results[item.kernel_id] = error
+        return results
 
 
-def _read(path: Path) -> dict[str, str]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(value, str)}
+def _problem(result: float | Exception) -> str:
+    if isinstance(result, Exception):
+        return f"{type(result).__name__}: {result}"
+    return "" if math.isfinite(result) and result >= 0 else f"the hook returned {result}"
 
 
-def _write(path: Path, winners: dict[str, str]) -> None:
-    """Replaces the file in one step, so that a reader never sees half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(winners, stream, sort_keys=True, indent=1)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("torch", *sorted(DISTRIBUTIONS.values())):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-@lru_cache(maxsize=16)
-def _device_name(device: DeviceProfile | None) -> str:
-    if device is None or device.vendor not in {"nvidia", "amd"}:
-        return "" if device is None else device.vendor
-    import torch
-
-    if not torch.cuda.is_available():
-        return device.vendor
-    driver = torch.version.hip or torch.version.cuda
-    return f"{torch.cuda.get_device_name(device.index or 0)} {driver}"
+def _ranked(times: Mapping[str, float | None]) -> dict[str, float]:
+    measured = {key: value for key, value in times.items() if value is not None}
+    return dict(sorted(measured.items(), key=lambda item: (item[1], item[0])))

@@ -6,6 +6,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+from phyai.dispatch.bench_inputs import BenchInputs
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.names import dtype_name
 from phyai.dispatch.predicate import Predicate
@@ -72,7 +73,8 @@ class OpSpec:
         signature: calling convention of the prepared callable, as text.
         params: parameters whose allocation dtype depends on the chosen row.
         requires_reference: whether the catalog must hold a reference row.
-        bench_args: makes positional arguments for a measurement from facts and a torch device.
+        bench_args: makes the arguments of a measurement from facts and a torch device: positional
+            ones as a tuple, or `BenchInputs`.
         doc: what the operation computes.
     """
 
@@ -86,7 +88,7 @@ class OpSpec:
     signature: str = ""
     params: tuple[str, ...] = ()
     requires_reference: bool = True
-    bench_args: Callable[[Facts, Any], tuple[Any, ...]] | None = None
+    bench_args: Callable[[Facts, Any], tuple[Any, ...] | BenchInputs] | None = None
     doc: str = ""
 
     def __post_init__(self) -> None:

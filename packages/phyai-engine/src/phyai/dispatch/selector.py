@@ -1,7 +1,7 @@
 """The selector: facts, conditions and policy in, one prepared row out."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from phyai.dispatch.opspec import Impl
 from phyai.dispatch.policy import Policy
 from phyai.dispatch.selection import Assessment, Selection, assess
 from phyai.dispatch.trace import SelectionTrace
+from phyai.dispatch.tune_workload import Workload
 from phyai.dispatch.types import DeviceProfile, KernelMode, KernelQuery, ModelContext, Profile
 
 _CACHE_LIMIT = 8192
@@ -28,7 +29,7 @@ class Selector:
         device: anything `probe_device` takes; used for queries that name no device.
         model: used for queries that name no model.
         benchmark: measures a prepared row for the autotune profile; None disables measuring.
-        autotune_cache: JSON file that keeps measured winners.
+        autotune_cache: JSON file that keeps measured times.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Selector:
         self._model = model if model is not None else ModelContext()
         self._tuner = Tuner(benchmark, autotune_cache)
         self._cache: dict[Any, Selection] = {}
+        self._untuned: set[str] = set()
         self._revision = self.catalog.revision
         self._lock = threading.RLock()
         self.epoch = 0
@@ -125,11 +127,11 @@ class Selector:
                 return hit.trace
         assessment = self._assess(query, prefer)
         order = assessment.order
-        tuned = None
+        times: dict[str, float] = {}
         if len(order) > 1 and self._tunes(assessment):
-            tuned = self._tuner.recall(self._tune_key(assessment), order)
-        selected = tuned or (order[0].kernel_id if order else None)
-        return assessment.trace(self._policy.profile, selected, autotuned=tuned is not None)
+            times = self._recall(self._workload(assessment), assessment)
+        selected = next(iter(times), order[0].kernel_id if order else None)
+        return assessment.trace(self._policy.profile, selected, autotuned=bool(times))
 
     def _assess(self, query: KernelQuery, prefer: tuple[str, ...]) -> Assessment:
         if query.device is None or query.model is None:
@@ -152,27 +154,37 @@ class Selector:
         raise self._no_kernel(assessment, "every usable implementation failed to prepare")
 
     def _choose_tuned(self, assessment: Assessment) -> Selection | None:
-        key = self._tune_key(assessment)
-        winner = self._tuner.recall(key, assessment.order)
-        if winner is not None:
-            impl = self.catalog.impl(winner)
+        """Returns the fastest row, measured now if need be; None if nothing is known of it."""
+        workload = self._workload(assessment)
+        for kernel_id in self._recall(workload, assessment):
+            impl = self.catalog.impl(kernel_id)
             execute = self._prepare(impl, assessment)
             if execute is not None:
                 return self._selected(impl, execute, assessment, autotuned=True)
         if assessment.query.mode is not KernelMode.EAGER:
+            self._untuned.add(workload.digest)
             return None
-        prepared: list[Selection] = []
+        prepared: dict[str, Selection] = {}
         for impl in assessment.order:
             execute = self._prepare(impl, assessment)
             if execute is not None:
-                prepared.append(self._selected(impl, execute, assessment))
-        times = self._tuner.measure(key, prepared)
+                prepared[impl.kernel_id] = self._selected(impl, execute, assessment)
+        unusable = {
+            impl.kernel_id: assessment.params(impl)
+            for impl in assessment.order
+            if impl.kernel_id not in prepared
+        }
+        times, problems = self._tuner.measure(workload, list(prepared.values()), unusable)
+        for kernel_id, problem in problems.items():
+            assessment.note(kernel_id, measure_error=problem)
         if not times:
-            return None
-        for kernel_id, milliseconds in times.items():
-            assessment.note(kernel_id, benchmark_ms=milliseconds)
-        winner = min(times, key=lambda kernel_id: (times[kernel_id], kernel_id))
-        best = next(item for item in prepared if item.kernel_id == winner)
+            return next(iter(prepared.values()), None)
+        if workload.digest in self._untuned:
+            # A captured call was given a row before anything was measured.
+            self._untuned.discard(workload.digest)
+            self.clear_cache()
+        _note_times(assessment, times)
+        best = prepared[next(iter(times))]
         return self._selected(best.impl, best.execute, assessment, autotuned=True)
 
     def _selected(
@@ -216,14 +228,14 @@ class Selector:
             and not assessment.decision.strict
         )
 
-    def _tune_key(self, assessment: Assessment) -> str:
-        return self._tuner.key(
-            self.catalog.version,
-            self._policy.version,
-            assessment.facts,
-            [impl.kernel_id for impl in assessment.order],
-            assessment.query.device,
-        )
+    def _workload(self, assessment: Assessment) -> Workload:
+        return self._tuner.workload(self.catalog.version, assessment.facts, assessment.query.device)
+
+    def _recall(self, workload: Workload, assessment: Assessment) -> dict[str, float]:
+        rows = {impl.kernel_id: assessment.params(impl) for impl in assessment.order}
+        times = self._tuner.recall(workload, rows)
+        _note_times(assessment, times)
+        return times
 
     def _no_kernel(self, assessment: Assessment, why: str) -> NoKernelError:
         query, decision = assessment.query, assessment.decision
@@ -237,3 +249,8 @@ class Selector:
             f"{why} of {query.op!r} role {query.role!r}{asked}; "
             f"fallback: {decision.fallback}\n{trace.text}"
         )
+
+
+def _note_times(assessment: Assessment, times: Mapping[str, float]) -> None:
+    for kernel_id, milliseconds in times.items():
+        assessment.note(kernel_id, benchmark_ms=milliseconds)

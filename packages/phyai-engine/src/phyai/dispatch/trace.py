@@ -20,6 +20,7 @@ class CandidateTrace:
         prepared: whether the row was prepared for this choice.
         prepare_error: why preparing failed; empty if it did not.
         benchmark_ms: measured time per call, or None.
+        measure_error: why measuring failed; empty if it did not.
     """
 
     kernel_id: str
@@ -31,6 +32,7 @@ class CandidateTrace:
     prepared: bool = False
     prepare_error: str = ""
     benchmark_ms: float | None = None
+    measure_error: str = ""
 
     def lines(self) -> list[str]:
         """Returns the text lines of this row."""
@@ -45,6 +47,8 @@ class CandidateTrace:
             lines.append(f"       vacuous: {', '.join(self.skipped)} not provided")
         if self.benchmark_ms is not None:
             lines.append(f"       measured: {self.benchmark_ms:.4f} ms")
+        if self.measure_error:
+            lines.append(f"       not measured: {self.measure_error}")
         return lines
 
 
