@@ -7,14 +7,12 @@ from phyai.dispatch import (
     KernelConfig,
     initialize_kernel_system,
     kernel_selector_scope,
-    param_dtypes,
     reset_kernel_selector,
 )
 from phyai.dispatch.catalog import build_catalog
 from phyai.dispatch.policy_load import policy_from_mapping
 from phyai.dispatch.selector import Selector
 from phyai.layers import LayerNorm, RMSNorm
-from phyai.layers.norm import _parameters
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -27,19 +25,14 @@ def _fresh_selector():
 
 @pytest.fixture
 def weight_on_gpu(monkeypatch):
-    """The dtype of an RMS norm's weight on an NVIDIA GPU with every library."""
+    """The dtype that an RMS norm's weight gets on an NVIDIA GPU with every library."""
     monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
 
     def dtype(*rules, width=64, activation=BF16, overrides=()):
         config = {"rules": list(rules), "overrides": list(overrides)}
         initialize_kernel_system(KernelConfig(policy_config=config), device="nvidia:sm90")
-        site = RMSNorm(width, prefix="norm")._site
-        # on the meta device nothing is allocated; the facts are those of the selector's device
-        monkeypatch.setattr("phyai.layers.norm.param_dtypes", without_device)
-        return _parameters(site, activation, "meta")["weight"].dtype
-
-    def without_device(op, **options):
-        return param_dtypes(op, **{**options, "device": None})
+        norm = RMSNorm(width, prefix="norm", activation_dtype=activation, device="meta")
+        return norm.weight.dtype
 
     return dtype
 

@@ -18,11 +18,13 @@ def _parameters(
     """Allocates the parameters of a norm: fp32, unless the row that will be chosen needs less."""
     facts = {f"shape.{name}": size for name, size in site.dims.items()}
     facts |= {f"attrs.{name}": value for name, value in site.attrs.items()}
+    # A model on the meta device stands for one on the selector's.
+    place = None if torch.device(device).type == "meta" else device
     dtypes = param_dtypes(
         site.op,
         activation=activation_dtype,
         role=site.role,
-        device=device,
+        device=place,
         known=facts,
         preferred="fp32",
     )
