@@ -15,6 +15,8 @@ from phyai.dispatch import (
 )
 from phyai.dispatch.bootstrap import initialize_kernel_system
 from phyai.dispatch.types import KernelMode
+from phyai_quant import QuantConfigError
+from phyai_quant.checkpoint import check_unquantized_dtypes
 
 TOY = {"op": "toy"}
 QUANTIZATION = {"rules": [{"match": {"glob": "*"}, "weight": {"dtype": "int8"}}]}
@@ -212,6 +214,16 @@ def test_the_word_pin_is_explained(tmp_path, catalog, text, advice):
     with pytest.raises(PolicyError) as caught:
         load_policy(file, catalog=catalog)
     assert advice in str(caught.value)
+
+
+def test_a_policy_never_makes_quantized_tensors_look_unquantized(catalog):
+    """11.23: the policy's plan hid that of the checkpoint, whose codes were loaded as weights."""
+    rule = {"match": {"glob": "*.mlp.*"}, "weight": {"dtype": "int8"}}
+    policy = policy_from_mapping({"quantization": {"rules": [rule]}}, catalog=catalog)
+    check_unquantized_dtypes({"layers.0.self_attn.q_proj.weight": "BF16"}, policy.quant_plan)
+    stored = {"layers.0.self_attn.q_proj.weight": "F8_E4M3"}
+    with pytest.raises(QuantConfigError, match="self_attn"):
+        check_unquantized_dtypes(stored, policy.quant_plan)
 
 
 def test_a_rule_on_a_size_waits_for_calls_that_state_it(toy):
