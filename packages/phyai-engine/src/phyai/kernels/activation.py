@@ -11,6 +11,7 @@ from phyai.dispatch.conditions import divisible, eq, is_set
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
+from phyai.kernels.bench_elementwise import activation_inputs
 from phyai.kernels.conditions import FLASHINFER, VECTOR, half, returns
 
 
@@ -70,6 +71,7 @@ def populate(catalog: Catalog) -> None:
             dtypes=("input",),
             attributes={"activation": FactKind.STR, "gated": FactKind.BOOL},
             signature="(x) -> Tensor",
+            bench_args=activation_inputs,
             doc="act(x), or for gated input [left | right]: act(left) * right.",
         )
     )

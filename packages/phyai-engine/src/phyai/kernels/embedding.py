@@ -7,6 +7,7 @@ from phyai.dispatch.catalog import Catalog
 from phyai.dispatch.conditions import is_set
 from phyai.dispatch.facts import FactKind
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
+from phyai.kernels.bench_elementwise import embedding_inputs
 from phyai.kernels.conditions import returns
 
 
@@ -29,6 +30,7 @@ def populate(catalog: Catalog) -> None:
             dtypes=("input", "weight"),
             attributes={"shard_start": FactKind.INT, "shard_end": FactKind.INT},
             signature="(input_ids, weight, shard_start, shard_end) -> Tensor",
+            bench_args=embedding_inputs,
             doc=(
                 "Rows of weight for ids in shard_start:shard_end, whose first row is "
                 "weight[0]; zero rows for ids outside."

@@ -1,6 +1,5 @@
 """Matrix products with weights of any format: ``(layer, x, bias)`` to ``x Wᵀ + bias``."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
 from phyai.kernels import gemm_flashinfer, gemm_humming
-from phyai.kernels.bench import random_tensor
+from phyai.kernels.bench_gemm import gemm_inputs
 from phyai.kernels.conditions import NVIDIA, returns
 
 _FORMAT, _LAYOUT = "quant.format", "quant.layout"
@@ -86,16 +85,6 @@ def _prepare_convrot(facts: Facts, params: Any) -> Any:  # noqa: ARG001
     return run
 
 
-def _bench_args(facts: Facts, device: Any) -> tuple[Any, ...]:
-    if facts["quant.format"] not in {"bf16", "fp16"}:
-        raise NotImplementedError(f"no benchmark weights of format {facts['quant.format']!r}")
-    m, n, k = (facts[f"shape.{name}"] for name in "MNK")
-    weight = facts.get("dtype.weight")
-    stored = weight if isinstance(weight, str) else facts["dtype.input"]
-    layer = SimpleNamespace(weight=random_tensor((n, k), stored, device))
-    return layer, random_tensor((m, k), facts["dtype.input"], device), None
-
-
 def _row(
     kernel_id: str, when: Predicate, prepare: Any, priority: int, *, reference: bool = False
 ) -> Impl:
@@ -133,7 +122,7 @@ def populate(catalog: Catalog) -> None:
             dtypes=("input", "output"),
             optional_dtypes=("weight",),
             signature="(layer, x, bias) -> Tensor",
-            bench_args=_bench_args,
+            bench_args=gemm_inputs,
             doc="x [..., K] times layer.weight [N, K] transposed, plus bias [N] or None.",
         )
     )

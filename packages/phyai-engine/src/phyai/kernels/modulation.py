@@ -5,6 +5,7 @@ from torch import Tensor
 from phyai.dispatch.catalog import Catalog
 from phyai.dispatch.conditions import is_set
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
+from phyai.kernels.bench_elementwise import modulate_inputs
 from phyai.kernels.conditions import returns
 
 
@@ -22,6 +23,7 @@ def populate(catalog: Catalog) -> None:
             dims=("batch", "tokens", "hidden"),
             dtypes=("input", "shift", "scale"),
             signature="(x, scale, shift) -> Tensor",
+            bench_args=modulate_inputs,
             doc=(
                 "x * (1 + scale) + shift, rounded after each step; x [batch, tokens, hidden], "
                 "scale and shift [batch, hidden] or broadcastable to x."

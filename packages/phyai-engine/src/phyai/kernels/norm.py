@@ -16,6 +16,7 @@ from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, ParamContract, Priority
 from phyai.dispatch.predicate import Predicate, all_of, implies
 from phyai.kernels.bench import random_tensor
+from phyai.kernels.bench_norm import adarmsnorm_inputs
 from phyai.kernels.conditions import FLASHINFER, VECTOR, returns
 
 _EPS = 1e-6
@@ -176,6 +177,7 @@ def _declare(catalog: Catalog) -> None:
             dims=("tokens", "hidden", "cond_dim"),
             dtypes=("input", "modulation"),
             signature="(x, modulation, eps) -> (out, gate)",
+            bench_args=adarmsnorm_inputs,
             doc=(
                 "RMS norm times 1 + scale plus shift; modulation [..., 3 * hidden] holds scale, "
                 "shift and gate and broadcasts against x. The gate keeps the modulation's shape."

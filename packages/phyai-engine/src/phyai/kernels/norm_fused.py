@@ -10,6 +10,7 @@ from phyai.dispatch.conditions import is_set
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, ParamContract, Priority
 from phyai.kernels.bench import random_tensor
+from phyai.kernels.bench_norm import channel_l2_norm_inputs
 from phyai.kernels.conditions import returns
 from phyai.kernels.norm import adarmsnorm, normalized
 
@@ -103,6 +104,7 @@ def _declare(catalog: Catalog) -> None:
             },
             signature="(x, weight, bias, eps, *, channel_first, compute_dtype) -> Tensor",
             params=("weight", "bias"),
+            bench_args=channel_l2_norm_inputs,
             doc=(
                 "x / max(|x|, eps) * sqrt(C) * weight + bias over the channels: axis 1 when "
                 "channel_first, else the last. fused_compatible: axis 1 and FP32 arithmetic."

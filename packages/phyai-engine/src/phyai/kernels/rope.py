@@ -14,6 +14,7 @@ from phyai.dispatch.conditions import eq, is_set, one_of, same
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
+from phyai.kernels.bench_elementwise import rope_inputs
 from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half
 
 
@@ -64,6 +65,7 @@ def populate(catalog: Catalog) -> None:
             attributes={"rope_type": FactKind.STR, "interleave": FactKind.BOOL},
             optional_attributes={"rank": FactKind.INT},
             signature="(positions, q, k, cos_sin_cache) -> (q, k)",
+            bench_args=rope_inputs,
             doc=(
                 "positions [T]; q [T, heads_q, head_dim]; k [T, heads_k, head_dim]; cache fp32 "
                 "[max_pos, rotary_dim], cosines then sines. Dims past rotary_dim are unchanged."
