@@ -4,13 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-from phyai.checkpoints import load_into
 from phyai.cli import engines
-from phyai.cli.explain import parse_facts, query_of
-from phyai.dispatch import explain
-from phyai.layers import Linear
-from phyai_quant import QuantScheme, TensorQuant
+from phyai.cli.queries import parse_facts, query_of
+from phyai.dispatch import CallSite, Selector, explain, kernel_selector_scope
 
 GEMM = (
     *("explain", "--op", "gemm", "--fact", "shape.M=50", "--fact", "shape.N=2560"),
@@ -155,28 +153,37 @@ def test_errors(phyai, arguments, code, words):
     assert result.out == ""
 
 
+class Site(nn.Module):
+    """A module with one call site, asked once."""
+
+    def __init__(self, op, dims, dtype, quant=None, **attrs):
+        super().__init__()
+        self._site = CallSite(op, attrs=attrs)
+        self._site.select(device=torch.device("cpu"), dtype=dtype, quant=quant, dims=dims)
+
+
 class Sized:
     """An engine whose call sites are answered by the real dispatcher."""
 
     def __init__(self):
         self.inferred = []
-        self.plugin = SimpleNamespace(linear_layers=list)
+        self.selector = Selector(device="cpu")
+        dtype = {"input": "fp32", "weight": "fp32", "output": "fp32"}
+        rows = [{"M": 6, "N": 4, "K": 8}] * 3 + [{"M": 7, "N": 4, "K": 8}]
+        self.plugin = SimpleNamespace()
+        with kernel_selector_scope(self.selector):
+            layers = [Site("gemm", dims, dtype, {"format": "bf16"}) for dims in rows]
+            norm = Site("rmsnorm", {}, {"input": "fp32"}, variant="rms")
+            self.plugin.model = nn.ModuleDict({"layers": nn.ModuleList(layers), "norm": norm})
+        self.plugin.call_sites = lambda: [
+            module._site for module in self.plugin.model.modules() if isinstance(module, Site)
+        ]
 
     def describe(self):
         return {"image_resolution": [28, 28], "cameras": ["base"], "state_dim": 2}
 
     def infer(self, observation, *, seed, num_steps):
         self.inferred.append(observation)
-
-    def explain(self):
-        dims = [{"M": 6, "N": 4, "K": 8}] * 3 + [{"M": 7, "N": 4, "K": 8}]
-        dtype = {"input": "fp32", "weight": "fp32", "output": "fp32"}
-        sites = [
-            explain("gemm", device="cpu", dtype=dtype, quant={"format": "bf16"}, dims=d)
-            for d in dims
-        ]
-        norm = explain("rmsnorm", device="cpu", dtype={"input": "fp32"}, attrs={"variant": "rms"})
-        return [*sites, norm]
 
 
 @pytest.fixture
@@ -201,6 +208,8 @@ def test_call_sites_of_a_checkpoint_are_merged(phyai, sized, tmp_path):
     assert "5 call sites" in result.out.splitlines()[0]
     assert "(4 sites)" in result.out
     assert "3 x K=8 M=6 N=4" in result.out
+    assert "  module    layers.[0-3]" in result.out
+    assert "  module    norm" in result.out
     assert "rmsnorm" in result.out
 
 
@@ -211,44 +220,3 @@ def test_one_operation_can_be_picked(phyai, sized, tmp_path):
     missing = phyai("explain", "--checkpoint", tmp_path, "--op", "conv")
     assert missing.code == 1
     assert "no call site of operation 'conv'" in missing.err
-
-
-def test_recorded_calls_are_answered_for_an_absent_gpu(phyai, sized, tmp_path, policy_file):
-    result = phyai(
-        *("explain", "--checkpoint", tmp_path, "--device", "nvidia:sm90", "--json"),
-        *("--kernel-config", policy_file),
-    )
-    assert result.code == 0
-    assert sized.requests[0] == engines.EngineRequest(
-        tmp_path, dtype=engines.Precision.BF16, allow_identity_norm=True
-    )
-    first = result.json["groups"][0]
-    assert first["facts"]["device.arch"] == "sm90"
-    assert first["matched_rules"] == ["dense"]
-
-
-def test_weights_are_those_of_the_absent_gpu(phyai, sized, tmp_path, monkeypatch):
-    scheme = QuantScheme(TensorQuant("int8", "per_channel"), online=True)
-    options = {"params_dtype": torch.bfloat16, "prefix": "mlp.fc"}
-    layers = [Linear(64, 64, scheme=scheme, **options), Linear(64, 64, **options)]
-    for layer in layers:
-        load_into(layer, {"mlp.fc.weight": lambda: torch.randn(64, 64)}, source="test")
-        layer(torch.zeros(3, 64, dtype=torch.bfloat16))
-    sized.plugin.linear_layers = lambda: layers
-    monkeypatch.setattr(sized, "explain", lambda: [layer.trace() for layer in layers])
-    monkeypatch.setattr("phyai_quant.specs.humming.find_spec", lambda name: object())
-    here = phyai("explain", "--checkpoint", tmp_path, "--device", "cpu", "--json").json["groups"]
-    there = phyai("explain", "--checkpoint", tmp_path, "--device", "nvidia:sm90", "--json")
-    assert [group["facts"]["quant.format"] for group in here] == ["int8", "bf16"]
-    assert here[0]["selected"] == "torch.gemm.humming_raw"
-    quantized, plain = there.json["groups"]
-    assert quantized["facts"]["quant.layout"] == "humming"
-    assert quantized["facts"]["dtype.weight"] == "int32"
-    rows = {row["kernel_id"] for row in quantized["candidates"] if "humming" in row["kernel_id"]}
-    assert {"humming.gemm.w8a16", "torch.gemm.humming_raw"} <= rows
-    assert quantized["selected"] in {None, "humming.gemm.w8a16"}
-    assert plain["facts"]["quant.format"] == "bf16"
-    monkeypatch.setattr("phyai_quant.specs.humming.find_spec", lambda name: None)
-    refused = phyai("explain", "--checkpoint", tmp_path, "--device", "nvidia:sm90")
-    assert refused.code == 1
-    assert "humming-kernels is not installed" in refused.err

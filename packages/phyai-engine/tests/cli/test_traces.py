@@ -1,6 +1,26 @@
 """Merging call sites and naming what was rejected."""
 
-from phyai.cli.traces import group_lines, group_traces
+import pytest
+
+from phyai.cli.names import compact_names
+from phyai.cli.traces import group_lines
+from phyai.cli.traces import group_traces as group_named
+
+
+def group_traces(traces):
+    return group_named(("", trace) for trace in traces)
+
+
+def rule(name="a", *, matched=True, decides=False, reason=""):
+    return {
+        "id": name,
+        "kind": "rule",
+        "priority": 0,
+        "matched": matched,
+        "decides": decides,
+        "reason": reason,
+        "line": 1,
+    }
 
 
 def candidate(kernel_id, reason="", excluded="", prepare_error=""):
@@ -17,7 +37,9 @@ def candidate(kernel_id, reason="", excluded="", prepare_error=""):
     }
 
 
-def trace(op="gemm", role="mlp", selected="torch.gemm", rules=(), candidates=None, **facts):
+def trace(
+    op="gemm", role="mlp", selected="torch.gemm", rules=(), candidates=None, verdicts=(), **facts
+):
     dotted = {name.replace("__", "."): value for name, value in facts.items()}
     return {
         "op": op,
@@ -25,6 +47,7 @@ def trace(op="gemm", role="mlp", selected="torch.gemm", rules=(), candidates=Non
         "facts": {"op": op, "role": role, "device.vendor": "cpu", "model.family": "pi05", **dotted},
         "policy_profile": "static",
         "matched_rules": rules,
+        "rules": verdicts,
         "candidates": candidates or [candidate("torch.gemm")],
         "selected": selected,
         "autotuned": False,
@@ -55,6 +78,8 @@ def test_any_other_difference_keeps_sites_apart():
         trace(dtype__input="fp32", role="head"),
         trace(dtype__input="fp32", selected=None),
         trace(dtype__input="fp32", rules=("a",)),
+        trace(dtype__input="fp32", verdicts=(rule(reason="role == 'x': is ''"),)),
+        {**trace(dtype__input="fp32"), "problem": "cannot be stored"},
         trace(dtype__input="fp32", candidates=[candidate("torch.gemm", reason="too small")]),
         trace(dtype__input="fp32", candidates=[candidate("torch.gemm", excluded="rule a")]),
     ]
@@ -105,3 +130,48 @@ def test_the_json_form_counts_and_lists_shapes():
     assert document["facts"]["dtype.input"] == "bf16"
     assert not {"shape.M", "attrs.layer_id"} & set(document["facts"])
     assert document["candidates"][0]["kernel_id"] == "torch.gemm"
+
+
+def test_modules_are_listed_in_few_words():
+    named = [(f"layers.{index}.mlp", trace()) for index in (0, 1, 2, 4)] + [("head", trace())]
+    (group,) = group_named([*named, ("", trace())])
+    lines = group_lines(group)
+    assert lines[1:3] == ["  module    layers.[0-2,4].mlp", "  module    head"]
+    assert group.as_dict()["modules"][-1] == "head"
+    assert group.count == 6
+
+
+def test_rules_that_did_not_decide_say_why():
+    verdicts = (
+        rule("first", decides=True),
+        rule("second", reason="rule 'first' goes before it (priority 2 over 1)"),
+        rule("third", matched=False, reason="role == 'expert': is ''"),
+    )
+    (group,) = group_traces([trace(rules=("first",), verdicts=verdicts)])
+    lines = group_lines(group)
+    assert "  rules     first" in lines
+    assert "  outranked second  rule 'first' goes before it (priority 2 over 1)" in lines
+    assert "  unmatched third  role == 'expert': is ''" in lines
+
+
+def test_a_weight_that_cannot_be_stored_is_the_problem_of_its_calls():
+    asked = {**trace(selected=None, candidates=[candidate("x")]), "problem": "K is 32"}
+    (group,) = group_traces([asked])
+    assert group_lines(group)[0] == "gemm  role mlp  ->  NO KERNEL"
+    assert "  problem   K is 32" in group_lines(group)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], []),
+        (["head"], ["head"]),
+        (["a.0", "a.0", "a.1"], ["a.[0-1]"]),
+        (["a.3.b", "a.1.b", "c", "a.2.b", "a.7.b"], ["a.[1-3,7].b", "c"]),
+        (["fc1", "fc2"], ["fc1", "fc2"]),
+        (["x.0.y.1.z", "x.0.y.2.z", "x.1.y.1.z"], ["x.0.y.[1-2].z", "x.1.y.1.z"]),
+        (["0.a", "1.a", "5"], ["[0-1].a", "5"]),
+    ],
+)
+def test_names_that_differ_in_one_number_are_one(names, expected):
+    assert compact_names(names) == expected

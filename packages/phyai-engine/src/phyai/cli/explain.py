@@ -1,31 +1,27 @@
 """``phyai explain``: which kernel every call uses, and why not the others."""
 
+import enum
+import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from phyai.cli import engines, options
-from phyai.cli.errors import CliError, checked
-from phyai.cli.output import print_json, print_line, status_line, stdout_to_stderr
-from phyai.cli.traces import SiteGroup, group_lines, group_traces
+from phyai.cli import options, queries
+from phyai.cli.errors import checked
+from phyai.cli.explain_model import ModelRequest, device_name, explain_model
+from phyai.cli.output import plain
+from phyai.cli.report import Report, markdown_report, policy_summary, text_report
+from phyai.cli.traces import group_traces
 
-if TYPE_CHECKING:
-    from phyai.engine import Engine
-
-NAMESPACES = ("shape", "dtype", "attrs", "quant")
 # What a layer states about a weight that nothing quantized.
 DENSE_WEIGHT = {"format": "bf16"}
-EXAMPLE = "e.g. --op gemm --fact shape.M=50 --fact dtype.input=bf16"
-
 Op = Annotated[
     str | None,
     typer.Option(
-        help="Operation to ask about; with --checkpoint, show only its call sites. "
+        help="Operation to ask about; with a model, show only its call sites. "
         "gemm without quant.* facts means a dense weight.",
         metavar="OP",
         show_default=False,
@@ -42,8 +38,34 @@ FactList = Annotated[
     ),
 ]
 Role = Annotated[str, typer.Option(help="Role of the single query's call site, e.g. expert.")]
-Mode = Annotated[str, typer.Option(help="Mode of the single query: eager or capture.")]
-Model = Annotated[str, typer.Option(help="Model family that policy rules see.")]
+Mode = Annotated[
+    str,
+    typer.Option(help="eager, or capture: what a CUDA graph may hold, of a query or of a model."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of a model, as --checkpoint; or the model family that policy rules see, "
+        "pi05 by default.",
+        metavar="DIR|FAMILY",
+        show_default=False,
+    ),
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option(
+        "--kernel-config",
+        "--policy",
+        help="Kernel policy (YAML): kernel rules and quantization. "
+        "Wins over the variable PHYAI_KERNEL_CONFIG.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="Write the report to FILE.", metavar="FILE", show_default=False),
+]
 Target = Annotated[
     str | None,
     typer.Option(
@@ -55,244 +77,103 @@ Target = Annotated[
 ]
 
 
+class Format(enum.StrEnum):
+    """Forms of a report."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+Form = Annotated[
+    Format | None,
+    typer.Option("--format", help="Form of the report. Default: text.", show_default=False),
+]
+
+
 def explain_command(
     checkpoint: options.OptionalCheckpoint = None,
     op: Op = None,
     fact: FactList = None,
     role: Role = "",
     mode: Mode = "eager",
-    model: Model = "pi05",
+    model: Model = None,
     device: Target = None,
     dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
+    kernel_config: Policy = None,
+    form: Form = None,
+    output: Output = None,
     json_output: options.Json = False,
 ) -> None:
     """Show the kernel of every call, the policy rules that matched, and each rejection's reason.
 
-    With --checkpoint: loads the model, computes one chunk from a synthetic observation and reports
-    every call site, identical ones merged. A --device that is not here answers for that GPU with
-    the calls recorded on this machine, in bf16 unless --dtype says otherwise.
+    With --model DIR or --checkpoint DIR: loads the model, computes one chunk from a synthetic
+    observation and reports every call site, identical ones merged, and how each linear layer is
+    stored. For a --device that is not here only the shapes of the model are computed, without its
+    weights, in bf16 unless --dtype says otherwise. The exit code is 1 when a layer cannot be stored
+    on the device or a call has no kernel there.
 
     Without: answers one query, e.g. phyai explain --op gemm --fact shape.M=50
     --fact dtype.input=bf16 --device nvidia:sm90
     """
-    if checkpoint is None and op is None:
-        raise typer.BadParameter(f"give --checkpoint DIR, or one query: {EXAMPLE}")
-    if checkpoint is not None and fact:
+    if json_output and form not in (None, Format.JSON):
+        raise typer.BadParameter(f"--json and --format {form} contradict each other; give one")
+    folder, family = _model(checkpoint, model)
+    if folder is None and op is None:
+        raise typer.BadParameter(f"give --checkpoint DIR, or one query: {queries.EXAMPLE}")
+    if folder is not None and fact:
         raise typer.BadParameter("--fact belongs to a single query, without --checkpoint")
-    facts = checked("--fact", parse_facts, fact or [])
-    if checkpoint is None:
+    options.require_folder(output)
+    facts = checked("--fact", queries.parse_facts, fact or [])
+    if folder is None:
         assert op is not None
         if op == "gemm":
             facts.setdefault("quant", dict(DENSE_WEIGHT))
-        with policy_in_force(kernel_config, device, model):
-            traces = [ask(op, role=role, mode=mode, **facts)]
+        report = _explain_query(op, kernel_config, device, family, role=role, mode=mode, **facts)
     else:
-        traces = _engine_traces(checkpoint, device, dtype, kernel_config, model)
-        traces = [trace for trace in traces if op in (None, trace["op"])]
-        if not traces:
-            raise CliError(f"no call site of operation {op!r} was used", "leave out --op")
-    groups = group_traces(traces)
-    if json_output:
-        print_json({"sites": len(traces), "groups": [group.as_dict() for group in groups]})
+        request = ModelRequest(folder, family, device, dtype, kernel_config, mode, op)
+        report = explain_model(request)
+    _write(report, Format.JSON if json_output else form or Format.TEXT, output)
+    if folder is not None and report.problems:
+        typer.echo(f"error: on {report.device}, {' and '.join(report.problems)}", err=True)
+        raise typer.Exit(1)
+
+
+def _model(checkpoint: Path | None, model: str | None) -> tuple[Path | None, str]:
+    """Return the folder of the model, if one was named, and the family that rules see."""
+    if model is None:
+        return checkpoint, "pi05"
+    folder = Path(model)
+    if not (os.sep in model or (folder / "config.json").is_file()):
+        return checkpoint, model
+    if checkpoint is not None:
+        raise typer.BadParameter("--model DIR and --checkpoint DIR name the same thing; give one")
+    return folder, "pi05"
+
+
+def _explain_query(
+    op: str, kernel_config: Path | None, device: str | None, family: str, **query: Any
+) -> Report:
+    with queries.policy_in_force(kernel_config, device, family) as selector:
+        trace = queries.ask(op, **query)
+        return Report(
+            device=device_name(selector),
+            family=family,
+            policy=policy_summary(selector),
+            catalog=selector.catalog.version,
+            groups=group_traces([("", trace)]),
+        )
+
+
+def _write(report: Report, form: Format, output: Path | None) -> None:
+    render = {Format.TEXT: text_report, Format.MARKDOWN: markdown_report, Format.JSON: _json_text}
+    text = render[form](report)
+    if output is None:
+        sys.stdout.write(text)
         return
-    _print_groups(groups, len(traces))
+    output.expanduser().write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {output}", err=True)
 
 
-def parse_facts(entries: list[str]) -> dict[str, dict[str, Any]]:
-    """Sort the values of ``--fact PATH=VALUE`` into the arguments of a query.
-
-    Args:
-        entries: Values in the order given, e.g. ``["shape.M=50", "quant.fields.activation=int8"]``.
-
-    Returns:
-        Values by namespace and name. Numbers, true, false and null are read as such.
-
-    Raises:
-        ValueError: A value that is no PATH=VALUE, or an unknown namespace.
-    """
-    facts: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        path, separator, text = entry.partition("=")
-        namespace, _, name = path.strip().partition(".")
-        if not separator or not name:
-            raise ValueError(f"{entry!r} is not PATH=VALUE; {EXAMPLE}")
-        if namespace not in NAMESPACES:
-            allowed = ", ".join(f"{known}.NAME" for known in NAMESPACES)
-            raise ValueError(f"unknown fact {path.strip()!r}; allowed: {allowed}")
-        target = facts.setdefault(namespace, {})
-        if namespace == "quant":
-            target, name = _quant_target(target, name)
-        target[name] = _scalar(text.strip())
-    if "block_k" in facts.get("quant", {}):
-        facts["quant"]["block_shape"] = (1, facts["quant"].pop("block_k"))
-    return facts
-
-
-def _quant_target(quant: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    head, _, rest = name.partition(".")
-    return (quant.setdefault("fields", {}), rest) if head == "fields" and rest else (quant, name)
-
-
-def _scalar(text: str) -> Any:
-    words = {"true": True, "false": False, "null": None, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def ask(op: str, **query: Any) -> dict[str, Any]:
-    """Return the trace of one query as a mapping; arguments are those of `dispatch.explain`.
-
-    Raises:
-        CliError: A value of the query that the dispatcher cannot read.
-    """
-    from phyai.dispatch import PolicyError, explain
-
-    try:
-        return explain(op, **query).as_dict()
-    except PolicyError:
-        raise
-    except ValueError as error:
-        raise CliError(str(error)) from None
-
-
-@contextmanager
-def policy_in_force(kernel_config: Path | None, device: str | None, model: str) -> Iterator[None]:
-    """Answer queries inside the body for `device` under the policy of `kernel_config`.
-
-    Raises:
-        CliError: The device is unknown or not here.
-        PolicyError: The policy file is wrong.
-    """
-    from phyai.dispatch import ModelContext, PolicyError
-    from phyai.dispatch.bootstrap import initialize_kernel_system, reset_kernel_selector
-    from phyai.dispatch.config import KernelConfig
-    from phyai.dispatch.device import probe_device
-
-    try:
-        profile = probe_device(device)
-    except ValueError as error:
-        raise CliError(str(error)) from None
-    with engines.flags_win({engines.POLICY_VARIABLE: kernel_config}):
-        try:
-            initialize_kernel_system(
-                KernelConfig(config_path=kernel_config),
-                device=profile,
-                model=ModelContext(family=model),
-            )
-        except PolicyError:
-            raise
-        except ValueError as error:
-            raise CliError(str(error)) from None
-    try:
-        yield
-    finally:
-        reset_kernel_selector()
-
-
-def _engine_traces(
-    checkpoint: Path,
-    device: str | None,
-    dtype: engines.Precision | None,
-    kernel_config: Path | None,
-    model: str,
-) -> list[dict[str, Any]]:
-    if device is None or device.startswith(("cpu", "cuda")):
-        return _record(engines.EngineRequest(checkpoint, device, dtype, kernel_config))
-    # The rules of the policy are for the absent GPU; its quantization belongs to the weights.
-    from phyai.dispatch import load_policy
-    from phyai_quant import use_quant_plan
-
-    file = kernel_config or os.environ.get(engines.POLICY_VARIABLE)
-    plan = load_policy(file).quant_plan if file else None
-    request = engines.EngineRequest(checkpoint, None, dtype or engines.Precision.BF16)
-    with engines.flags_win({engines.POLICY_VARIABLE: file}), use_quant_plan(plan):
-        engine = _run_once(request)
-    traces = [trace.as_dict() for trace in engine.explain()]
-    with policy_in_force(kernel_config, device, model):
-        weights = weights_on(engine, device)
-        return [
-            ask(trace["op"], **{**query_of(trace), **weights.get(_question(trace), {})})
-            for trace in traces
-        ]
-
-
-def _record(request: engines.EngineRequest) -> list[dict[str, Any]]:
-    """Return the traces of one chunk computed from a synthetic observation."""
-    return [trace.as_dict() for trace in _run_once(request).explain()]
-
-
-def _run_once(request: engines.EngineRequest) -> "Engine":
-    engine = engines.build_engine(replace(request, allow_identity_norm=True))
-    with stdout_to_stderr(), status_line("Computing one chunk"):
-        engine.infer(engines.synthetic_observation(engine), seed=0, num_steps=1)
-    return engine
-
-
-def weights_on(engine: "Engine", device: str) -> dict[str, dict[str, Any]]:
-    """Return what the queries of linear layers say about their weights on `device`.
-
-    Weights are stored in the format that suits the GPU, which may be another one than here.
-
-    Returns:
-        Arguments of `ask`, by the question that a layer asked here.
-
-    Raises:
-        QuantConfigError: A weight cannot be stored there.
-    """
-    from phyai.dispatch.device import probe_device
-
-    profile = probe_device(device)
-    sm = (
-        int(profile.arch.removeprefix("sm"))
-        if profile.vendor == "nvidia" and profile.arch
-        else None
-    )
-    found: dict[str, dict[str, Any]] = {}
-    for layer in engine.plugin.linear_layers():
-        trace = layer.trace()
-        if trace is None:
-            continue
-        spec, asked = layer.spec_on(sm), query_of(trace.as_dict())
-        dtype = {**asked["dtype"], "weight": spec.weight_dtype or layer.params_dtype}
-        found[_question(trace.as_dict())] = {"quant": spec.physical_signature, "dtype": dtype}
-    return found
-
-
-def _question(trace: Mapping[str, Any]) -> str:
-    return repr((trace["op"], query_of(trace)))
-
-
-def query_of(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that ask the dispatcher the question of `trace` again.
-
-    Facts about device, model and libraries are left out: the selector supplies them.
-    """
-    entries: dict[str, dict[str, Any]] = {}
-    for path, value in trace["facts"].items():
-        namespace, _, name = path.partition(".")
-        if namespace not in NAMESPACES or not name:
-            continue
-        target = entries.setdefault(namespace, {})
-        if namespace == "quant":
-            target, name = _quant_target(target, name)
-        target[name] = value
-    block_k = entries.get("quant", {}).pop("block_k", None)
-    if block_k is not None:
-        entries["quant"]["block_shape"] = (1, block_k)
-    return {"role": trace["role"], **entries}
-
-
-def _print_groups(groups: list[SiteGroup], sites: int) -> None:
-    facts = groups[0].trace["facts"]
-    where = facts.get("device.arch") or facts.get("device.vendor")
-    counted = f"{sites} call sites" if sites > 1 else "1 call site"
-    print_line(f"device {where}, model {facts.get('model.family')}, {counted}")
-    for group in groups:
-        print_line()
-        for line in group_lines(group):
-            print_line(line)
+def _json_text(report: Report) -> str:
+    return json.dumps(plain(report.as_dict()), indent=2, ensure_ascii=False) + "\n"
