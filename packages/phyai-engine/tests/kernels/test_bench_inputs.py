@@ -39,20 +39,13 @@ def test_activation(gated, width):
 
 
 def test_rope_turns_at_the_positions_of_its_cache():
-    (positions, q, k, cache), (turned, key) = (
-        run(
-            "rope",
-            dtype="fp32",
-            dims={"tokens": 5, "head_dim": 8, "rotary_dim": 4, "heads_q": 3, "heads_k": 1},
-            attrs={"rope_type": "default", "interleave": False},
-        )[0].args,
-        run(
-            "rope",
-            dtype="fp32",
-            dims={"tokens": 5, "head_dim": 8, "rotary_dim": 4, "heads_q": 3, "heads_k": 1},
-            attrs={"rope_type": "default", "interleave": False},
-        )[1],
+    inputs, (turned, key) = run(
+        "rope",
+        dtype="fp32",
+        dims={"tokens": 5, "head_dim": 8, "rotary_dim": 4, "heads_q": 3, "heads_k": 1},
+        attrs={"rope_type": "default", "interleave": False},
     )
+    positions, q, k, cache = inputs.args
     assert (cache.shape, cache.dtype) == ((5, 4), torch.float32)
     assert int(positions.max()) < cache.shape[0]
     assert (turned.shape, key.shape) == (q.shape, k.shape)

@@ -177,15 +177,16 @@ class Selector:
         times, problems = self._tuner.measure(workload, list(prepared.values()), unusable)
         for kernel_id, problem in problems.items():
             assessment.note(kernel_id, measure_error=problem)
-        if not times:
-            return next(iter(prepared.values()), None)
-        if workload.digest in self._untuned:
+        if times and workload.digest in self._untuned:
             # A captured call was given a row before anything was measured.
             self._untuned.discard(workload.digest)
             self.clear_cache()
         _note_times(assessment, times)
-        best = prepared[next(iter(times))]
-        return self._selected(best.impl, best.execute, assessment, autotuned=True)
+        best = next(iter([*times, *prepared]), None)
+        if best is None:
+            return None
+        chosen = prepared[best]
+        return self._selected(chosen.impl, chosen.execute, assessment, autotuned=bool(times))
 
     def _selected(
         self,

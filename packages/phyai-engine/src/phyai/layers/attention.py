@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from phyai.dispatch import CallSite
+from phyai.dispatch.bench_inputs import live_inputs
 from phyai.runtime.paged import PagedKVCache, PagedPlan
 
 
@@ -30,12 +31,13 @@ class PagedAttention(nn.Module):
 
     def forward(self, query: Tensor, cache: PagedKVCache, plan: PagedPlan) -> Tensor:
         """Returns [T, heads, head_dim] for ``query`` of that shape."""
-        selection = self._site.select(
-            device=query.device,
-            dtype={"input": query.dtype, "output": query.dtype},
-            dims={"tokens": query.shape[0]},
-        )
         keys, values = cache.pages(self.layer)
+        with live_inputs("attention_paged", query, keys, values, plan, scale=self.scale):
+            selection = self._site.select(
+                device=query.device,
+                dtype={"input": query.dtype, "output": query.dtype},
+                dims={"tokens": query.shape[0]},
+            )
         return selection.execute(query, keys, values, plan, scale=self.scale)
 
 
@@ -55,14 +57,15 @@ class CachelessAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attends within each item; all tensors and the result are [B, S, heads, head_dim]."""
         batch, tokens = query.shape[:2]
-        selection = self._site.select(
-            device=query.device,
-            dtype={
-                "input": query.dtype,
-                "key": key.dtype,
-                "value": value.dtype,
-                "output": query.dtype,
-            },
-            dims={"tokens": batch * tokens, "kv_tokens": batch * tokens},
-        )
+        with live_inputs("attention", query, key, value, scale=self.scale):
+            selection = self._site.select(
+                device=query.device,
+                dtype={
+                    "input": query.dtype,
+                    "key": key.dtype,
+                    "value": value.dtype,
+                    "output": query.dtype,
+                },
+                dims={"tokens": batch * tokens, "kv_tokens": batch * tokens},
+            )
         return selection.execute(query, key, value, scale=self.scale)
