@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from phyai.kernels.flashinfer_attention import PagedRunner, RaggedRunner
+from phyai.kernels.flashinfer_attention import PagedRunner, RaggedRunner, workspace_bytes
 from phyai.runtime.paged import PagedPlan
 
 
@@ -74,7 +74,7 @@ def flashinfer(monkeypatch):
     module.BatchPrefillWithRaggedKVCacheWrapper = FakeRagged
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("phyai.kernels.flashinfer_attention._WORKSPACE_BYTES", 4096)
+    monkeypatch.setattr("phyai.kernels.flashinfer_attention.workspace_bytes", lambda *shape: 4096)
     return module
 
 
@@ -282,3 +282,18 @@ def test_block_fp8_gemm_scales_the_input_per_token_and_block(monkeypatch, row, s
     errors = (out - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
     assert float(errors.max()) < 0.05
     assert torch.equal(out[1], torch.zeros(8))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "least"),
+    [
+        # partial results of 264 blocks of 64 rows; the library's usual 128 MiB are too little
+        (8, 1, 256, 8 * 264 * 64 * 256 * 4),
+        (8, 1, 128, 8 * 264 * 128 * 128 * 4),
+        (32, 2, 128, 32 * 132 * 128 * 128 * 4),
+        (16, 16, 64, 128 * 2**20),
+    ],
+)
+def test_workspaces_hold_split_results(heads, kv_heads, head_dim, least):
+    assert least <= workspace_bytes(heads, kv_heads, head_dim, 132) < 1.3 * least
+    assert workspace_bytes(heads, kv_heads, head_dim, 0) == 128 * 2**20

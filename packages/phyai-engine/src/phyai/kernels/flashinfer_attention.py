@@ -15,12 +15,38 @@ from torch import Tensor
 if TYPE_CHECKING:
     from phyai.runtime.paged import PagedPlan
 
-_WORKSPACE_BYTES = 128 * 2**20
+_LEAST_BYTES = 128 * 2**20
+_OTHER_BYTES = 16 * 2**20
 
 
-def _workspace(device: torch.device) -> Tensor:
+def workspace_bytes(heads: int, kv_heads: int, head_dim: int, processors: int) -> int:
+    """Returns a workspace size that FlashInfer's plans fit in.
+
+    FA2 splits keys until two blocks per multiprocessor are busy, and keeps a partial result in fp32
+    and its logarithm for every row of every block: 136 MiB for π0.5 on an H200.
+
+    Args:
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        processors: multiprocessors of the GPU.
+    """
+    rows = 64 if head_dim >= 256 else 128
+    blocks = max(2 * processors // kv_heads, 1)
+    partial = 4 * heads * blocks * rows * (head_dim + 1)
+    return max(_LEAST_BYTES, partial + _OTHER_BYTES)
+
+
+def _workspace_for(heads: int, kv_heads: int, head_dim: int, device: torch.device) -> int:
+    processors = 0
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return workspace_bytes(heads, kv_heads, head_dim, processors)
+
+
+def _workspace(size: int, device: torch.device) -> Tensor:
     # FlashInfer asks for a workspace that is zero at first use.
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def _host_index(lengths: tuple[int, ...]) -> Tensor:
@@ -45,7 +71,7 @@ class PagedRunner:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self._planned: dict[int, dict[Any, Any]] = {}
-        self._free: dict[torch.device, list[Any]] = {}
+        self._free: dict[tuple[int, torch.device], list[Any]] = {}
 
     def __call__(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: "PagedPlan", *, scale: float
@@ -53,19 +79,23 @@ class PagedRunner:
         """Runs the operation ``attention_paged``; see its signature."""
         key = (q.shape[1:], k_pages.shape[1:], q.dtype, k_pages.dtype, scale, q.device)
         planned = self._planned.get(id(plan))
-        wrapper = planned.get(key) if planned is not None else None
-        if wrapper is None:
-            wrapper = self._plan(q, k_pages, plan, scale)
-            self._planned[id(plan)][key] = wrapper
-        return wrapper.run(q, (k_pages, v_pages))
+        ready = planned.get(key) if planned is not None else None
+        if ready is None:
+            ready = self._plan(q, k_pages, plan, scale)
+            self._planned[id(plan)][key] = ready
+        return ready[1].run(q, (k_pages, v_pages))
 
-    def _plan(self, q: Tensor, k_pages: Tensor, plan: "PagedPlan", scale: float) -> Any:
+    def _plan(
+        self, q: Tensor, k_pages: Tensor, plan: "PagedPlan", scale: float
+    ) -> tuple[tuple[int, torch.device], Any]:
+        """Returns a planned wrapper behind the size and place of its workspace."""
         _refuse_capture("paged plan")
         if id(plan) not in self._planned:
             self._planned[id(plan)] = {}
-            weakref.finalize(plan, self._release, id(plan), q.device)
-        free = self._free.setdefault(q.device, [])
-        wrapper = free.pop() if free else self._new_wrapper(q.device)
+            weakref.finalize(plan, self._release, id(plan))
+        kind = (_workspace_for(q.shape[1], k_pages.shape[2], q.shape[2], q.device), q.device)
+        free = self._free.setdefault(kind, [])
+        wrapper = free.pop() if free else self._new_wrapper(*kind)
         page = plan.page_size
         pages = tuple(-(-keys // page) for keys in plan.kv_lens)
         last = [keys - (n - 1) * page for keys, n in zip(plan.kv_lens, pages, strict=True)]
@@ -83,16 +113,19 @@ class PagedRunner:
             q_data_type=q.dtype,
             kv_data_type=k_pages.dtype,
         )
-        return wrapper
+        return kind, wrapper
 
-    def _new_wrapper(self, device: torch.device) -> Any:
+    def _new_wrapper(self, size: int, device: torch.device) -> Any:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        return BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend=self.backend)
+        return BatchPrefillWithPagedKVCacheWrapper(
+            _workspace(size, device), "NHD", backend=self.backend
+        )
 
-    def _release(self, plan_id: int, device: torch.device) -> None:
+    def _release(self, plan_id: int) -> None:
         """Keeps the wrappers of a dead plan for the next one."""
-        self._free[device].extend(self._planned.pop(plan_id, {}).values())
+        for kind, wrapper in self._planned.pop(plan_id, {}).values():
+            self._free[kind].append(wrapper)
 
 
 class RaggedRunner:
@@ -124,8 +157,9 @@ class RaggedRunner:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         _refuse_capture("shape")
+        size = _workspace_for(q.shape[2], k.shape[2], q.shape[3], q.device)
         wrapper = BatchPrefillWithRaggedKVCacheWrapper(
-            _workspace(q.device), "NHD", backend=self.backend
+            _workspace(size, q.device), "NHD", backend=self.backend
         )
         batch = q.shape[0]
         wrapper.plan(
