@@ -117,7 +117,7 @@ def test_layers_share_one_plan_and_a_new_plan_is_planned(flashinfer):
     for _ in range(18):
         runner(q, k, v, plan, scale=0.3)
     (planned,) = runner._planned.values()
-    (wrapper,) = planned.values()
+    ((_, wrapper),) = planned.values()
     assert (FakePaged.made, wrapper.plans) == (1, 1)
     other = paged_plan()
     runner(q, k, v, other, scale=0.3)
