@@ -99,16 +99,15 @@ def device_identity(device: DeviceProfile | None) -> Mapping[str, Any]:
         "name": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "driver": driver_version(),
-        "runtime": f"hip {torch.version.hip}"
-        if torch.version.hip
-        else f"cuda {torch.version.cuda}",
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
     }
 
 
 def driver_version(file: Path = _DRIVER_FILE) -> str | None:
     """Returns the version of the GPU's kernel driver, else the CUDA version that it offers."""
     try:
-        found = re.search(r"Kernel Module[^\d]*([\d.]+)", file.read_text(encoding="utf-8"))
+        found = re.search(r"Kernel Module\b.*?\s(\d+\.[\d.]+)", file.read_text(encoding="utf-8"))
     except OSError:
         found = None
     if found is not None:
