@@ -5,7 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from piper_kernels.linear.convrot.int8 import reference
+from piper_kernels.linear.convrot.int8._outputs import Projection
+from piper_kernels.linear.convrot.int8._portable import PortableBackend
 
 
 class LinearBackend(Protocol):
@@ -30,8 +31,14 @@ class LinearBackend(Protocol):
         group_size: int,
         activation_fn: str | None = None,
         input_scale: Tensor | None = None,
+        *,
+        out: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the codes and row scales of a floating input."""
+        """Return the codes and row scales of a floating input.
+
+        With ``out`` they are written into it and it is returned: int8 ``[..., K]`` and FP32
+        ``[...]``, both contiguous.
+        """
         ...
 
     def linear_prepared(
@@ -42,58 +49,23 @@ class LinearBackend(Protocol):
         weight_scale: Tensor,
         bias: Tensor | None,
         logical_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+        second_projection: Projection | None = None,
     ) -> Tensor:
-        """Return the linear of a prepared input."""
+        """Return the linear of a prepared input.
+
+        With ``second_projection = (qdata, scale, bias)``, a weight of equal shape, its columns
+        follow those of the first in one output ``[..., 2 * N]``. With ``out`` the result is
+        written into it and it is returned; its rows may be any fixed distance apart.
+        """
         ...
 
-
-class PortableBackend:
-    """Executes the reference, on any device."""
-
-    def linear(
-        self,
-        input: Tensor,  # noqa: A002
-        weight_qdata: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None,
-        group_size: int,
-        activation_fn: str | None = None,
-        input_scale: Tensor | None = None,
+    def dequantized_input_mean(
+        self, input_qdata: Tensor, input_scale: Tensor, block_lengths: Tensor | None = None
     ) -> Tensor:
-        """Return the linear of a floating input."""
-        return reference.linear(
-            input,
-            weight_qdata,
-            weight_scale,
-            group_size,
-            bias,
-            activation_fn=activation_fn,
-            input_scale=input_scale,
-        )
-
-    def prepare_input(
-        self,
-        input: Tensor,  # noqa: A002
-        group_size: int,
-        activation_fn: str | None = None,
-        input_scale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the codes and row scales of a floating input."""
-        return reference.prepare_input(input, group_size, activation_fn, input_scale)
-
-    def linear_prepared(
-        self,
-        input_qdata: Tensor,
-        input_scale: Tensor,
-        weight_qdata: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None,
-        logical_dtype: torch.dtype,
-    ) -> Tensor:
-        """Return the linear of a prepared input."""
-        return reference.linear_prepared(
-            input_qdata, input_scale, weight_qdata, weight_scale, logical_dtype, bias
-        )
+        """Return the mean over a sequence of what prepared inputs stand for."""
+        ...
 
 
 _PORTABLE = PortableBackend()

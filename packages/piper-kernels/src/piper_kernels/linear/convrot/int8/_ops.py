@@ -88,3 +88,18 @@ def _(
     return input_qdata.new_empty(
         (*input_qdata.shape[:-1], weight_qdata.shape[0]), dtype=logical_dtype
     )
+
+
+@torch.library.custom_op("piper_kernels::convrot_int8_dequantized_input_mean", mutates_args=())
+def dequantized_input_mean(
+    input_qdata: Tensor, input_scale: Tensor, block_lengths: Tensor | None = None
+) -> Tensor:
+    """Return the mean over ``S`` of prepared inputs ``[B, S, K]``, FP32 ``[B, K]``, rotated."""
+    backend = select_linear_backend(input_qdata.device)
+    return backend.dequantized_input_mean(input_qdata, input_scale, block_lengths)
+
+
+@dequantized_input_mean.register_fake
+def _(input_qdata: Tensor, _input_scale: Tensor, _block_lengths: Tensor | None = None) -> Tensor:
+    batch, _, features = input_qdata.shape
+    return input_qdata.new_empty((batch, features), dtype=torch.float32)

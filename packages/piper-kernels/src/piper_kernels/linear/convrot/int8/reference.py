@@ -8,6 +8,8 @@ from piper_kernels.linear.convrot.int8._integer_matmul import integer_matmul
 from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.convrot.int8._quantization import round_to_codes, row_scale
 
+MEAN_BLOCK = 64  # rows of a block of ``dequantized_input_mean``
+
 
 def prepare_input(
     input: Tensor,  # noqa: A002  # the name of F.linear
@@ -84,3 +86,25 @@ def linear(
     """
     qdata, scale = prepare_input(input, group_size, activation_fn, input_scale)
     return linear_prepared(qdata, scale, weight_qdata, weight_scale, input.dtype, bias)
+
+
+def dequantized_input_mean(
+    input_qdata: Tensor, input_scale: Tensor, block_lengths: Tensor | None = None
+) -> Tensor:
+    """Return the mean over a sequence of what prepared inputs stand for, still rotated.
+
+    Args:
+        input_qdata: int8 ``[B, S, K]``.
+        input_scale: FP32 ``[B, S]``.
+        block_lengths: int32 ``[S / 64]``, valid rows at the front of each block of 64, in
+            1..64; other rows are left out. ``None`` means that every row is valid.
+
+    Returns:
+        FP32 ``[B, K]``; NaN for ``S = 0``.
+    """
+    values = input_qdata.to(torch.float32) * input_scale[..., None]
+    if block_lengths is None:
+        return values.mean(dim=1)
+    positions = torch.arange(MEAN_BLOCK, device=input_qdata.device)
+    valid = (positions < block_lengths[:, None]).reshape(1, -1, 1)
+    return torch.where(valid, values, 0.0).sum(dim=1) / block_lengths.sum()
