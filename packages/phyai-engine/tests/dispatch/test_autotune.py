@@ -93,17 +93,84 @@ def test_winner_is_stored_and_reused_within_a_power_of_two_of_rows(toy, tmp_path
     assert len(hook.measured) == 6
 
 
-def test_capture_uses_the_eager_winner_but_never_measures(toy):
+def test_capture_takes_the_fastest_capture_safe_row_and_never_measures(toy):
+    hook = Hook({"fast.toy": 0.1, "mid.toy": 2.0, "slow.toy": 1.0})
+    selector = tuned(toy, hook)
+    assert selector.select(query()).kernel_id == "fast.toy"
+    assert len(hook.measured) == 3
+    captured = selector.select(query(mode="capture"))
+    assert captured.kernel_id == "slow.toy"
+    assert captured.trace.autotuned
+    assert selector.select(query(mode="replay")).kernel_id == "slow.toy"
+    assert len(hook.measured) == 3
+
+
+def test_capture_before_any_measurement_follows_priority_until_there_is_one(toy):
     hook = Hook({**TIMES, "slow.toy": 0.5})
     selector = tuned(toy, hook)
-    assert selector.select(query(mode="capture")).kernel_id == "mid.toy"
+    set_kernel_selector(selector)
+    site = CallSite("toy")
+    facts = {"device": "cpu", "dtype": {"input": "bf16"}}
+    assert site.select(**facts, mode="capture").kernel_id == "mid.toy"
+    assert not site.trace().autotuned
     assert hook.measured == []
-    rule = {"rules": [{"prefer": ["mid.toy", "slow.toy"]}]}
-    both_safe = tuned(toy, hook, rule)
-    assert both_safe.select(query()).kernel_id == "slow.toy"
-    measured = len(hook.measured)
-    assert both_safe.select(query(mode="capture")).kernel_id == "slow.toy"
-    assert len(hook.measured) == measured
+    epoch = selector.epoch
+    assert site.select(**facts).kernel_id == "slow.toy"
+    assert selector.epoch == epoch + 1
+    assert site.select(**facts, mode="capture").kernel_id == "slow.toy"
+    selector.select(query(shape={"M": 9}))
+    assert selector.epoch == epoch + 1, "other workloads forget nothing"
+
+
+def test_other_rules_use_the_times_of_the_same_rows(toy, tmp_path):
+    cache = tmp_path / "winners.json"
+    tuned(toy, Hook(), autotune_cache=cache).select(query())
+    hook = Hook()
+    rule = {"rules": [{"prefer": ["fast.toy", "slow.toy"]}]}
+    assert tuned(toy, hook, rule, autotune_cache=cache).select(query()).kernel_id == "slow.toy"
+    assert hook.measured == []
+    sized = {"rules": [{"prefer": ["fast.toy", "mid.toy"], "params": {"size": 2}}]}
+    selection = tuned(toy, hook, sized, autotune_cache=cache).select(query())
+    assert selection.kernel_id == "mid.toy"
+    assert hook.measured == ["fast.toy", "mid.toy", "slow.toy"], "other params are other rows"
+    assert 'mid.toy {"size":2}' in stored_times(cache)[0]
+
+
+def test_rows_that_failed_are_remembered(make, tmp_path):
+    cache = tmp_path / "winners.json"
+    catalog = make(fast_toy=ImportError("no cudnn"))
+    hook = Hook({**TIMES, "mid.toy": RuntimeError("no inputs")})
+    selection = tuned(catalog, hook, autotune_cache=cache).select(query())
+    assert selection.kernel_id == "slow.toy"
+    assert "not measured: RuntimeError: no inputs" in selection.trace.text
+    assert stored_times(cache) == [{"fast.toy": None, "mid.toy": None, "slow.toy": 2.0}]
+    assert tuned(catalog, hook, autotune_cache=cache).select(query()).kernel_id == "slow.toy"
+    assert hook.measured == ["mid.toy", "slow.toy"]
+
+
+def test_a_winner_that_cannot_be_prepared_any_more_gives_way_to_the_next(toy, make, tmp_path):
+    cache = tmp_path / "winners.json"
+    tuned(toy, Hook(), autotune_cache=cache).select(query())
+    broken = make(mid_toy=ImportError("gone"))
+    hook = Hook()
+    assert tuned(broken, hook, autotune_cache=cache).select(query()).kernel_id == "slow.toy"
+    assert hook.measured == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_times_that_make_no_sense_do_not_win(toy, value):
+    selection = tuned(toy, Hook({**TIMES, "fast.toy": value})).select(query())
+    assert selection.kernel_id == "mid.toy"
+    assert f"not measured: the hook returned {value}" in selection.trace.text
+
+
+def test_stored_times_are_explained_without_measuring(toy, tmp_path):
+    cache = tmp_path / "winners.json"
+    tuned(toy, Hook(), autotune_cache=cache).select(query())
+    hook = Hook()
+    trace = tuned(toy, hook, autotune_cache=cache).explain(query())
+    assert {row.kernel_id: row.benchmark_ms for row in trace.candidates} == TIMES
+    assert (trace.selected, trace.autotuned, hook.measured) == ("mid.toy", True, [])
 
 
 @pytest.mark.parametrize(
