@@ -62,12 +62,13 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 11
+    assert len(OP_MODULES) == 12
     assert set(catalog.ops()) == {
         "activation",
         "adarmsnorm",
         "adarmsnorm_add",
         "attention",
+        "attention_gdn",
         "attention_paged",
         "causal_conv",
         "channel_l2_norm",
@@ -81,7 +82,7 @@ def test_operations_and_references(catalog):
         "rope",
     }
     assert catalog.coverage_gaps() == ()
-    assert catalog.libraries() == ("flashinfer", "humming", "triton")
+    assert catalog.libraries() == ("fla", "flash_qla", "flashinfer", "humming", "triton")
 
 
 def test_every_row_constrains_a_required_fact(catalog):

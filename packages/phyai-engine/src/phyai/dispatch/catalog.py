@@ -16,6 +16,7 @@ from phyai.dispatch.types import KernelQuery
 OP_MODULES = (
     "activation",
     "attention",
+    "attention_gdn",
     "attention_paged",
     "conv",
     "embedding",
