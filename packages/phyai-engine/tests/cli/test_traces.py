@@ -175,3 +175,15 @@ def test_a_weight_that_cannot_be_stored_is_the_problem_of_its_calls():
 )
 def test_names_that_differ_in_one_number_are_one(names, expected):
     assert compact_names(names) == expected
+
+
+def test_measured_rows_say_their_time_and_others_why_they_have_none():
+    rows = [candidate("fast"), candidate("slow"), candidate("shy")]
+    rows[0]["benchmark_ms"], rows[1]["benchmark_ms"] = 0.0125, 0.5
+    rows[2]["measure_error"] = "needs a live runner"
+    (group,) = group_traces([trace(selected="fast", candidates=rows)])
+    assert group_lines(group)[-3:] == [
+        "  chosen    fast  measured 0.0125 ms",
+        "  possible  slow  measured 0.5000 ms",
+        "  possible  shy   not measured: needs a live runner",
+    ]

@@ -142,9 +142,16 @@ def candidate_verdict(row: Mapping[str, Any], selected: str | None) -> tuple[str
         selected: Id of the chosen row.
     """
     if row["kernel_id"] == selected:
-        return "chosen", ""
+        return "chosen", _measurement(row)
     if row["prepare_error"]:
         return "rejected", f"prepare failed: {row['prepare_error']}"
     if not row["eligible"]:
         return "rejected", row["reason"]
-    return ("excluded", row["excluded"]) if row["excluded"] else ("possible", "")
+    return ("excluded", row["excluded"]) if row["excluded"] else ("possible", _measurement(row))
+
+
+def _measurement(row: Mapping[str, Any]) -> str:
+    if row["benchmark_ms"] is not None:
+        return f"measured {row['benchmark_ms']:.4f} ms"
+    problem = row.get("measure_error", "")
+    return f"not measured: {problem}" if problem else ""
