@@ -176,6 +176,13 @@ def test_entries_that_make_no_sense_are_left_out(tmp_path, broken):
     assert set(read_entries(path)) == {"good"}
 
 
+def test_the_file_is_as_readable_as_any_other(tmp_path):
+    path, other = tmp_path / "times.json", tmp_path / "other"
+    other.write_text("")
+    TuneStore(path).add(workload(M=1), {"a": 1.0})
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 def test_the_users_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     TuneStore("~/times.json").add(workload(M=1), {"a": 1.0})

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from phyai.processing import Observation
 
 POLICY_VARIABLE = "PHYAI_KERNEL_CONFIG"
+PROFILE_VARIABLE = "PHYAI_KERNEL_PROFILE"
+CACHE_VARIABLE = "PHYAI_KERNEL_AUTOTUNE_CACHE"
 DEVICE_VARIABLE = "PHYAI_DEVICE"
 DTYPE_VARIABLE = "PHYAI_PARAMS_DTYPE"
 
@@ -46,6 +48,7 @@ class EngineRequest:
         tokenizer: Tokenizer file that replaces that of the checkpoint.
         allow_identity_norm: Run without statistics.
         savings: False computes what the exact savings would skip.
+        autotune_cache: File of measured times; given, kernels are measured and the fastest used.
     """
 
     checkpoint: Path
@@ -57,6 +60,7 @@ class EngineRequest:
     tokenizer: Path | None = None
     allow_identity_norm: bool = False
     savings: bool = True
+    autotune_cache: Path | None = None
 
 
 def resolve_device(device: str | None) -> str:
@@ -133,6 +137,8 @@ def build_engine(request: EngineRequest) -> "Engine":
         POLICY_VARIABLE: request.kernel_config,
         DEVICE_VARIABLE: request.device,
         DTYPE_VARIABLE: request.dtype,
+        PROFILE_VARIABLE: request.autotune_cache,
+        CACHE_VARIABLE: request.autotune_cache,
     }
     with stdout_to_stderr(), status_line(f"Loading {request.checkpoint}"), flags_win(typed):
         return _construct(request, device)
@@ -156,12 +162,17 @@ def _construct(request: EngineRequest, device: str) -> "Engine":
 
 def _engine_config(request: EngineRequest, device: str) -> "EngineConfig":
     from phyai.dispatch.config import KernelConfig
+    from phyai.dispatch.types import Profile
     from phyai.engine_config import DeviceConfig, EngineConfig, parse_dtype
 
     precision = request.dtype or (Precision.FP32 if device == "cpu" else Precision.BF16)
     config = EngineConfig(
         device=DeviceConfig(target=device, params_dtype=parse_dtype(precision)),
-        kernel=KernelConfig(config_path=request.kernel_config),
+        kernel=KernelConfig(
+            profile=None if request.autotune_cache is None else Profile.AUTOTUNE,
+            config_path=request.kernel_config,
+            autotune_cache=request.autotune_cache,
+        ),
     )
     try:
         return EngineConfig.from_env(config)

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,17 +112,19 @@ def _is_entry(entry: Any) -> bool:
 def replace_file(path: Path, document: Any) -> None:
     """Writes JSON beside the file and renames it, so that no reader sees half of it.
 
+    The caller holds the lock: two writers of one process would use one temporary name.
+
     Raises:
         OSError: if the folder cannot be written.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with part.open("w", encoding="utf-8") as stream:
             json.dump(document, stream, sort_keys=True, indent=1)
             stream.write("\n")
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).replace(path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
