@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from piper_kernels._autocast import autocast_dtype, full_precision
+from piper_kernels._autocast import autocast_dtype
 from piper_kernels.linear._bias import validate_bias
 from piper_kernels.linear._dispatch import autocast_operand
-from piper_kernels.linear.nvfp4 import reference
+from piper_kernels.linear.nvfp4 import _ops
+from piper_kernels.linear.nvfp4._portable import dense_linear
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
-from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, swizzle_scale
+from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, scale_shape, swizzle_scale
 from piper_kernels.weights.nvfp4._storage import require_decodable
 
 
@@ -63,15 +63,29 @@ def nvfp4_linear(
     return _quantized_input(input, weight, bias)
 
 
+def _needs_grad(input: Tensor, bias: Tensor | None) -> bool:  # noqa: A002
+    return torch.is_grad_enabled() and (
+        input.requires_grad or (bias is not None and bias.requires_grad)
+    )
+
+
 def _weight_only(input: Tensor, weight: PiperNVFP4Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-    # Reconstructed in FP32: float16 could overflow before the rotation is undone.
-    dense = weight.dequantize(torch.float32)
-    if bias is None or bias.dtype == input.dtype:
-        return functional.linear(input, dense.to(input.dtype), bias)
-    with full_precision(input.device):
-        return functional.linear(input.to(torch.float32), dense, bias.to(torch.float32)).to(
-            input.dtype
-        )
+    # On the CPU tracers see plain operations, and gradients need them everywhere.
+    if input.device.type in ("cpu", "meta") or _needs_grad(input, bias):
+        # Reconstructed in FP32: float16 could overflow before the rotation is undone.
+        return dense_linear(input, weight.dequantize(torch.float32), bias)
+    rows, features = weight.shape
+    swizzled = weight.is_swizzled_scales
+    return _ops.weight_only_linear(
+        input,
+        weight.qdata,
+        weight.scale.view(scale_shape(rows, features, swizzled=swizzled)),
+        _scalar(weight.per_tensor_scale),
+        bias,
+        _group_size(weight),
+        swizzled,
+        weight.high_first,
+    )
 
 
 def _quantized_input(
@@ -85,9 +99,7 @@ def _quantized_input(
             f"NVFP4 linear quantizes inputs in blocks of {BLOCK_SIZE}, "
             f"got act_quant_kwargs.block_size={options.block_size}"
         )
-    if torch.is_grad_enabled() and (
-        input.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if _needs_grad(input, bias):
         raise RuntimeError(
             "NVFP4 linear with quantized inputs does not support autograd; "
             "use torch.no_grad() or torch.inference_mode()"
@@ -98,24 +110,37 @@ def _quantized_input(
             "act_per_tensor_scale must be an FP32 scalar, "
             f"got {act_scale.dtype} with shape {tuple(act_scale.shape)}"
         )
-    level = weight.per_tensor_scale
-    return reference.linear(
+    operands = (
         input,
         weight.qdata,
         _swizzled_scale(weight),
-        None if level is None else level.view(()),
-        None if act_scale is None else act_scale.view(()),
+        _scalar(weight.per_tensor_scale),
+        _scalar(act_scale),
         bias,
         options.use_dynamic_per_tensor_scale,
-        weight.high_first,
-        group_size=getattr(weight, "group_size", 0),
     )
+    group_size = _group_size(weight)
+    if group_size:
+        # Its package imports this module.
+        from piper_kernels.linear.convrot.nvfp4 import _ops as convrot_ops
+
+        return convrot_ops.linear(*operands, group_size, weight.high_first)
+    return _ops.linear(*operands, weight.high_first)
+
+
+def _group_size(weight: PiperNVFP4Tensor) -> int:
+    return getattr(weight, "group_size", 0)
+
+
+def _scalar(level: Tensor | None) -> Tensor | None:
+    return None if level is None else level.view(())
 
 
 def _swizzled_scale(weight: PiperNVFP4Tensor) -> Tensor:
+    rows, features = weight.shape
     if weight.is_swizzled_scales:
-        return weight.scale
-    return swizzle_scale(weight.scale.view(weight.shape[0], weight.shape[1] // BLOCK_SIZE))
+        return weight.scale.view(scale_shape(rows, features, swizzled=True))
+    return swizzle_scale(weight.scale.view(rows, features // BLOCK_SIZE))
 
 
 def _validate_input(value: Tensor, weight: PiperNVFP4Tensor, logical_dtype: torch.dtype) -> None:
