@@ -32,7 +32,7 @@ from phyai.runtime.paged import PagedPlan
 from phyai_quant import materialize, use_quant_plan
 from phyai_quant.specs.base import AllocationRequest
 
-PI05 = next(parent for parent in Path(__file__).parents if (parent / "uv.lock").is_file())
+PI05 = next(parent for parent in Path(__file__).parents if (parent / "examples").is_dir())
 PI05 = PI05 / "examples" / "pi05"
 REACH = PI05 / "reach" / "checkpoint"
 PRESET = YAML(typ="safe").load(PI05 / "kernel_policies" / "humming_w4a16.yaml")
