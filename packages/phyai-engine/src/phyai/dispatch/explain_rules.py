@@ -30,7 +30,13 @@ def _impossible(rule: Rule, about: Facts) -> bool:
 def _verdict(rule: Rule, facts: Facts, decider: Rule | None) -> RuleTrace:
     outcome = rule.match.eval(facts)
     reason = outcome.reason
-    if outcome.ok and decider is not None and rule is not decider:
+    # Rules of one priority that match the same call decide the same, or the policy is refused.
+    decides = (
+        outcome.ok
+        and decider is not None
+        and (rule.strict, rule.priority) == (decider.strict, decider.priority)
+    )
+    if outcome.ok and decider is not None and not decides:
         reason = f"{_kind(decider)} {decider.id!r} goes before it"
         if rule.strict == decider.strict:
             reason += f" (priority {decider.priority} over {rule.priority})"
@@ -39,7 +45,7 @@ def _verdict(rule: Rule, facts: Facts, decider: Rule | None) -> RuleTrace:
         kind=_kind(rule),
         priority=rule.priority,
         matched=outcome.ok,
-        decides=rule is decider,
+        decides=decides,
         reason=reason,
         line=rule.line,
     )
