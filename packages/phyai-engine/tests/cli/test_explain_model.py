@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phyai.cli import engines
-from phyai.cli.layer_formats import IN_CODE, target_format
+from phyai.cli.layer_formats import IN_CODE, group_formats, target_format
 from phyai.cli.queries import query_of
 from phyai.cli.recording import record_engine, record_shapes
 from phyai.dispatch import Selector, build_catalog, kernel_selector_scope
@@ -222,6 +222,18 @@ def test_a_weight_takes_the_format_of_the_target(monkeypatch):
     assert plain.rule == "no rule matches, the plan's default"
     assert spec.physical_signature.format == "bf16"
     assert target_format(meta_layer(), None, 90)[0].rule == "no plan"
+
+
+def test_a_list_of_names_is_one_rule():
+    names = [f"model.layers.{index}.fc1" for index in range(3)]
+    rules = QuantPlan(
+        tuple(Rule(Matcher("name", name), None, f"config.json: ignore: {name}") for name in names)
+    )
+    with kernel_selector_scope(Selector(device="cpu")):
+        layers = [Linear(8, 4, device="meta", prefix=name) for name in names]
+    (group,) = group_formats(target_format(layer, rules, 90)[0] for layer in layers)
+    assert group.first.rule == "name of the layer (config.json: ignore)"
+    assert group.names == ("model.layers.[0-2].fc1",)
 
 
 def test_a_missing_library_and_legs_that_disagree_are_problems(monkeypatch):

@@ -114,8 +114,13 @@ def _rule(layer: "Linear", plan: "QuantPlan | None") -> "tuple[str, QuantScheme 
 def _rule_text(rule: Any) -> str:
     if rule is None:
         return "no rule matches, the plan's default"
-    where = f" ({rule.source})" if rule.source else ""
-    return f"{rule.matcher.kind.value} {rule.matcher.pattern}{where}"
+    kind, pattern = rule.matcher.kind.value, rule.matcher.pattern
+    if kind == "name":
+        # One entry of a list that names layers one by one: the list says it for all of them.
+        pattern, source = "of the layer", rule.source.replace(pattern, "").rstrip(": ")
+    else:
+        source = rule.source
+    return f"{kind} {pattern}" + (f" ({source})" if source else "")
 
 
 def _format(
