@@ -1,0 +1,221 @@
+"""Measure feed-forward networks and a transformer block with ConvRot INT8 weights.
+
+    python benchmark_ffn.py [--quick] [--providers NAME ...] [--block] [--budget SECONDS]
+        [--json FILE] [--commit HASH]
+
+Providers are the eager and the compiled network in bf16, the eager network with INT8 weights,
+its fused operator, and the network compiled with this package's options. Each row has the time,
+the peak of memory allocated above weights and input, and the distance to the exact result. A
+full GPU run stores ``results/<device>/ffn.json`` (``block.json`` with ``--block``). Without a
+GPU it is a dry run.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _ffn_models import BLOCKS, FULL, QUICK, QUICK_BLOCKS, FeedForwardCase, build, quantized
+from _graph_timing import Variant, time_variants
+from _harness import WrongResultError, device, environment, kernel_names
+from _linear_tables import number
+from _quality import quality
+from _report import RESULTS, say, table, write_json
+from torch import Tensor, nn
+
+SCHEMA = 1
+GROUP = 256
+INPUTS = 2
+EXACT_ROWS = 256
+CHUNK_ROWS = 4096
+MINIMUM_SQNR = 18.0
+LABELS = {
+    "bf16": "bf16 eager",
+    "bf16_compiled": "bf16 compiled",
+    "piper_int8": "ConvRot INT8 eager",
+    "piper_int8_operator": "ConvRot INT8 fused operator",
+    "piper_int8_compiled": "ConvRot INT8 compiled with the options",
+}
+Run = Callable[[Tensor], Tensor]
+
+
+def compile_options(kind: str) -> Any:
+    """Return the Inductor options of a network: FFN fusion and shared preparations."""
+    name = f"convrot_int8_{'gelu' if kind == 'gelu' else 'swiglu'}_ffn"
+    module = importlib.import_module(f"piper_kernels.fusions.{name}")
+    return getattr(module, f"{name}_compile_options")()
+
+
+def fused_operator(case: FeedForwardCase, model: nn.Module) -> Run:
+    """Return the fused operator with the weights of a feed-forward network."""
+    compile_options(case.kind)  # imports what registers the operator
+    parts = ("up", "down") if case.kind == "gelu" else ("gate", "value", "down")
+    weights: list[Any] = []
+    for part in parts:
+        linear: Any = getattr(model, part)
+        weight = linear.weight
+        weights += [weight.qdata, weight.scale, linear.bias, weight.group_size]
+    operator = getattr(torch.ops.piper_kernels, f"convrot_int8_{case.kind}_ffn")
+    return lambda x: operator(x, *weights, CHUNK_ROWS)
+
+
+def compiled(model: nn.Module, options: Any = None) -> Run:
+    """Return a network compiled as one graph."""
+    run: Any = torch.compile(model, fullgraph=True, options=options)
+    return run
+
+
+def runners(case: FeedForwardCase, model: nn.Module) -> dict[str, Callable[[], Run]]:
+    """Return what builds the function of each provider."""
+    packed = quantized(model, GROUP)
+    found: dict[str, Callable[[], Run]] = {
+        "bf16": lambda: model,
+        "bf16_compiled": lambda: compiled(model),
+        "piper_int8": lambda: packed,
+        "piper_int8_operator": lambda: fused_operator(case, packed),
+        "piper_int8_compiled": lambda: compiled(packed, compile_options(case.kind)),
+    }
+    if case.kind == "block":
+        del found["piper_int8_operator"]
+    return found
+
+
+def peak_bytes(run: Run, x: Tensor) -> int | None:
+    """Return the most memory that a call has allocated above what was allocated before."""
+    if not x.is_cuda:
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = run(x)
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
+
+
+def exact(case: FeedForwardCase, model: nn.Module, x: Tensor) -> Tensor:
+    """Return the exact result of the first rows in FP32; of all rows where they mix."""
+    import copy
+
+    rows = x if case.kind == "block" else x[:, :EXACT_ROWS]
+    return copy.deepcopy(model).float()(rows.float())
+
+
+def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
+    """Check and time a case; one row for each provider, in the order of ``LABELS``."""
+    model = build(case, device())
+    generator = torch.Generator(device()).manual_seed(1)
+    inputs = [
+        torch.randn(
+            1, case.rows, case.width, generator=generator, device=device(), dtype=torch.bfloat16
+        )
+        for _ in range(INPUTS)
+    ]
+    expected = exact(case, model, inputs[0])
+    rows, variants = [], {}
+    for name, make in runners(case, model).items():
+        if name not in names:
+            continue
+        row: dict[str, Any] = {"case": case.name, "kind": case.kind, "rows": case.rows}
+        row |= {"provider": name}
+        rows.append(row)
+        try:
+            began = time.perf_counter()
+            run = make()
+            actual = run(inputs[0])
+            if actual.is_cuda:
+                torch.cuda.synchronize()
+            row["first_call_s"] = time.perf_counter() - began
+            row |= _checked(name, actual[:, : expected.shape[1]], expected)
+            del actual
+            row["peak_bytes"] = peak_bytes(run, inputs[0])
+            row["kernels"] = kernel_names(lambda _i, run=run: run(inputs[0]), device())
+        except Exception as error:  # a provider that fails must not stop the others
+            row["error"] = f"{type(error).__name__}: {error}"[:400]
+            continue
+        variants[name] = Variant(lambda index, run=run: run(inputs[index]), INPUTS)
+    times = time_variants(variants)
+    for row in rows:
+        found = times.get(row["provider"])
+        if found is not None:
+            row.update(found)
+        if "ms" in row:
+            row["tops"] = case.operations / row["ms"] / 1e9
+            for base in ("bf16", "bf16_compiled"):
+                ms = times.get(base, {}).get("ms")
+                row[f"times_{base}"] = ms / row["ms"] if ms else None
+    return rows
+
+
+def _checked(name: str, actual: Tensor, expected: Tensor) -> dict:
+    found = quality(actual, expected)
+    if found["nonfinite"] or (found["sqnr_db"] or MINIMUM_SQNR) < MINIMUM_SQNR:
+        raise WrongResultError(f"{LABELS[name]}: {found}; not timed")
+    return found
+
+
+def ffn_table(rows: list[dict]) -> str:
+    """Return the table of one case: a line for each provider."""
+    header = ["provider", "ms", "p10–p90", "TOP/s", "× bf16", "× bf16 compiled"]
+    header += ["peak MiB", "SQNR dB", "first call s"]
+    lines = []
+    for row in rows:
+        label = LABELS[row["provider"]]
+        if "ms" not in row:
+            lines.append([label, row.get("error", "not measured"), *[None] * (len(header) - 2)])
+            continue
+        peak = row["peak_bytes"]
+        lines.append(
+            [label, number(row["ms"]), f"{number(row['p10'])}–{number(row['p90'])}"]
+            + [number(row[name]) for name in ("tops", "times_bf16", "times_bf16_compiled")]
+            + [None if peak is None else f"{peak / 2**20:.0f}"]
+            + [number(row["sqnr_db"]), number(row["first_call_s"])]
+        )
+    return table(header, lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, measure, print and store; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
+    parser.add_argument("--block", action="store_true", help="the transformer block instead")
+    parser.add_argument("--providers", nargs="+", choices=LABELS, default=list(LABELS))
+    parser.add_argument("--budget", type=float, default=50, help="seconds (default 50)")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--commit", help="commit to record where there is no git history")
+    options = parser.parse_args(arguments)
+    quick = options.quick or device().type != "cuda"
+    cases = (QUICK_BLOCKS if quick else BLOCKS) if options.block else (QUICK if quick else FULL)
+    facts = environment(quick=quick, revision=options.commit)
+    say("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    start, rows, late = time.perf_counter(), [], []
+    for case in cases:
+        if time.perf_counter() - start > options.budget:
+            late.append(case.name)
+            continue
+        with torch.no_grad():
+            found = measure(case, options.providers)
+        rows += found
+        torch.compiler.reset()
+        say(f"\n{case.name}\n{ffn_table(found)}")
+    result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": late}
+    path = options.json
+    if path is None and not quick and len(options.providers) == len(LABELS):
+        folder = RESULTS / str(facts["device"]).lower().replace(" ", "-")
+        path = folder / ("block.json" if options.block else "ffn.json")
+    if path is not None:
+        write_json(path, json.loads(json.dumps(result)))
+    failed = [f"{row['case']} {row['provider']}: {row['error']}" for row in rows if "error" in row]
+    failed += [f"{name}: not started, the budget was over" for name in late]
+    for line in failed:
+        say(f"failed: {line}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

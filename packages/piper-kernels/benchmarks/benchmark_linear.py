@@ -1,0 +1,247 @@
+"""Measure quantized linears beside bf16, cuBLAS INT8, FP8, torchao and Humming.
+
+    python benchmark_linear.py [--quick] [--providers NAME ...] [--cases TEXT ...]
+        [--budget SECONDS] [--json FILE] [--commit HASH]
+
+Every case prints, for each provider, the preparation of the input, the product and the whole
+operation, beside the quality of the result. A result that is wrong is not timed and makes the
+exit status 1. A GPU run of all cases stores ``results/<device>/linear.json``, from which
+``linear_page.py`` writes ``docs/linear-performance.md``. Without a GPU it is a dry run.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _graph_timing import Variant, time_variants
+from _harness import WrongResultError, device, environment, kernel_names, require_as_exact
+from _linear_cases import FULL, QUICK, LinearCase
+from _linear_providers import PROVIDERS, Operator, Provider
+from _linear_tables import linear_table, targets_table
+from _linear_targets import evaluate
+from _quality import quality
+from _report import RESULTS, say, write_json
+from torch import Tensor
+from torch.nn import functional
+
+from piper_kernels._input_activations import apply_activation
+
+SCHEMA = 1
+CHECKED_ROWS = 256
+OUTLIER_EVERY, OUTLIER_FACTOR = 256, 8
+PHASES = ("preparation", "product", "total")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Random operands of a case: bf16 inputs of which every 256th feature is 8 times larger."""
+
+    inputs: list[Tensor]
+    weight: Tensor
+    bias: Tensor | None
+
+
+def make_operands(case: LinearCase) -> Operands:
+    """Return as many inputs as the provider with the smallest weights rotates through."""
+    generator = torch.Generator(device()).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=device())
+
+    bits = min(PROVIDERS[name].weight_bits for name in case.providers)
+    inputs = [random(case.m, case.input_features) for _ in range(case.sets(bits))]
+    for x in inputs:
+        x[:, ::OUTLIER_EVERY] *= OUTLIER_FACTOR
+    return Operands(inputs, random(case.n, case.k), random(case.n) if case.bias else None)
+
+
+def exact_rows(case: LinearCase, operands: Operands) -> Tensor:
+    """Return the first rows of the exact result in FP64."""
+    x = apply_activation(operands.inputs[0][:CHECKED_ROWS], case.activation).double()
+    bias = None if operands.bias is None else operands.bias.double()
+    return functional.linear(x, operands.weight.double(), bias)
+
+
+def check(
+    provider: Provider, operator: Operator, case: LinearCase, operands: Operands, exact: Tensor
+) -> dict:
+    """Return the quality of the first rows of a result.
+
+    Raises:
+        WrongResultError: It is worse than the format allows, or than its reference by over 5 %.
+    """
+    x = operands.inputs[0]
+    actual = operator.linear(x)
+    if actual.shape != (case.m, case.n) or actual.dtype != x.dtype:
+        raise WrongResultError(f"{provider.label}: {actual.dtype} {tuple(actual.shape)}")
+    found = quality(actual[:CHECKED_ROWS], exact)
+    sqnr = found["sqnr_db"]
+    if found["nonfinite"] or (sqnr is not None and sqnr < provider.minimum_sqnr):
+        raise WrongResultError(
+            f"{provider.label}: {found['nonfinite']} values not finite, SQNR {sqnr} dB, "
+            f"at least {provider.minimum_sqnr} dB expected; not timed"
+        )
+    if operator.reference is not None:
+        # A second scale level is one for the whole input, so the reference sees all of it.
+        reference = operator.reference(x if case.m <= 1024 else x[:CHECKED_ROWS])
+        rows = actual if case.m <= 1024 else operator.linear(x[:CHECKED_ROWS])
+        require_as_exact(
+            provider.label, rows[:CHECKED_ROWS], reference[:CHECKED_ROWS], exact.float()
+        )
+    return found
+
+
+def variants_of(provider: Provider, case: LinearCase, operands: Operands) -> dict[str, Variant]:
+    """Return what is timed of a provider, by phase, with a weight for every operand set."""
+    sets = min(case.sets(provider.weight_bits), len(operands.inputs))
+    operators = [provider.build(case, operands.weight.clone(), operands.bias) for _ in range(sets)]
+    inputs = operands.inputs
+    variants = {"total": Variant(lambda index: operators[index].linear(inputs[index]), sets)}
+    first = operators[0]
+    if first.prepare is not None and first.multiply is not None:
+        prepare, products = first.prepare, [operator.multiply for operator in operators]
+        prepared = [prepare(x) for x in inputs[:sets]]
+
+        def multiply(index: int) -> Tensor:
+            product = products[index]
+            assert product is not None
+            return product(prepared[index])
+
+        variants["preparation"] = Variant(lambda index: prepare(inputs[index]), sets)
+        variants["product"] = Variant(multiply, sets)
+    return variants
+
+
+def copy_variant(case: LinearCase) -> Variant:
+    """Return a device copy with the traffic of an INT8 preparation."""
+    sets = case.sets(8)
+    size = max(1, case.preparation_bytes // 2)
+    source = torch.empty((sets, size), dtype=torch.uint8, device=device())
+    target = torch.empty_like(source)
+    return Variant(lambda index: target[index].copy_(source[index]), sets)
+
+
+def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
+    """Check and time a case; one row for each provider.
+
+    Returns:
+        Rows with ``case``, ``provider`` and either ``skipped``, ``error``, or the times by
+        phase, ``tops``, ``product_tops``, ``times_bf16``, ``of_copy`` and the quality.
+    """
+    operands = make_operands(case)
+    exact = exact_rows(case, operands)
+    rows: list[dict] = []
+    variants: dict[str, Variant] = {"copy": copy_variant(case)}
+    for name in (name for name in case.providers if name in names):
+        provider = PROVIDERS[name]
+        row: dict[str, Any] = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
+        row |= {"group": case.group, "activation": case.activation, "provider": name}
+        rows.append(row)
+        reason = provider.refusal(case, device())
+        if reason:
+            row["skipped"] = reason
+            continue
+        try:
+            operator = provider.build(case, operands.weight, operands.bias)
+            row |= check(provider, operator, case, operands, exact)
+            row["kernels"] = kernel_names(
+                lambda _index, run=operator.linear: run(operands.inputs[0]), device()
+            )
+            found = variants_of(provider, case, operands)
+        except Exception as error:  # a provider that fails must not stop the others
+            row["error"] = f"{type(error).__name__}: {error}"[:400]
+            continue
+        row["sets"] = found["total"].sets
+        variants |= {f"{name} {phase}": variant for phase, variant in found.items()}
+    times = time_variants(variants)
+    baseline = times.get("bf16 total", {}).get("ms")
+    for row in rows:
+        _add_times(row, case, times, baseline)
+    return rows
+
+
+def _add_times(row: dict, case: LinearCase, times: dict[str, dict], baseline: float | None) -> None:
+    found = {phase: times.get(f"{row['provider']} {phase}") for phase in PHASES}
+    total = found["total"]
+    if total is None:
+        return
+    if "error" in total:
+        row["error"] = total["error"]
+        return
+    row["phases"] = {phase: value for phase, value in found.items() if value}
+    row["tops"] = case.operations / total["ms"] / 1e9
+    row["times_bf16"] = baseline / total["ms"] if baseline else None
+    product = row["phases"].get("product", {}).get("ms")
+    row["product_tops"] = case.operations / product / 1e9 if product else None
+    preparation, copy = (row["phases"].get("preparation", {}).get("ms"), times["copy"].get("ms"))
+    if row["provider"] == "piper_int8" and preparation and copy:
+        row["copy_ms"], row["of_copy"] = copy, copy / preparation
+        row["preparation_gbps"] = case.preparation_bytes / preparation / 1e6
+
+
+def run(
+    cases: Sequence[LinearCase], names: Sequence[str], *, budget: float
+) -> tuple[list[dict], list[str]]:
+    """Measure cases until the budget in seconds is over; rows, and cases not started."""
+    start, rows, late = time.perf_counter(), [], []
+    for case in cases:
+        began = time.perf_counter()
+        if began - start > budget:
+            late.append(case.name)
+            continue
+        with torch.no_grad():
+            found = measure(case, names)
+        if device().type == "cuda":
+            torch.cuda.empty_cache()
+        rows += found
+        say(f"\n{case.name} ({time.perf_counter() - began:.1f} s)\n{linear_table(found)}")
+    return rows, late
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, measure, print and store; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
+    parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
+    parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
+    parser.add_argument("--budget", type=float, default=135, help="seconds (default 135)")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--commit", help="commit to record where there is no git history")
+    options = parser.parse_args(arguments)
+    quick = options.quick or device().type != "cuda"
+    cases = [
+        case
+        for case in (QUICK if quick else FULL)
+        if not options.cases or any(text in case.name for text in options.cases)
+    ]
+    facts = environment(quick=quick, revision=options.commit)
+    say("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    rows, late = run(cases, options.providers, budget=options.budget)
+    result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": late}
+    result["targets"] = evaluate(rows)
+    say(f"\n{targets_table(result['targets'])}")
+    path = options.json
+    if (
+        path is None
+        and not quick
+        and not options.cases
+        and len(options.providers) == len(PROVIDERS)
+    ):
+        path = RESULTS / str(facts["device"]).lower().replace(" ", "-") / "linear.json"
+    if path is not None:
+        write_json(path, json.loads(json.dumps(result)))
+    failed = [f"{row['case']} {row['provider']}: {row['error']}" for row in rows if "error" in row]
+    failed += [f"{name}: not started, the budget was over" for name in late]
+    for line in failed:
+        say(f"failed: {line}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
