@@ -2,11 +2,15 @@
 
 import importlib
 import importlib.util
+import re
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from phyai.dispatch.device import has_real_gpu
 
 DISTRIBUTIONS = {
+    "fla": "flash-linear-attention",
+    "flash_qla": "flash-qla",
     "flashinfer": "flashinfer-python",
     "humming": "humming-kernels",
     "piper_kernels": "piper-kernels",
@@ -19,9 +23,9 @@ DISTRIBUTIONS = {
 def library_problem(name: str) -> str | None:
     """Returns why the library cannot be used, or None if it can.
 
-    On a host with a GPU the library is imported, and any exception counts as unusable. Without a
-    GPU only its presence is checked, because importing a GPU library there costs seconds and can
-    start background builds.
+    A release before the one that this package asks for cannot. On a host with a GPU the library is
+    imported, and any exception counts as unusable. Without a GPU nothing is imported, because
+    importing a GPU library there costs seconds and can start background builds.
 
     Args:
         name: import name, such as ``flashinfer``.
@@ -33,12 +37,30 @@ def library_problem(name: str) -> str | None:
         found = False
     if not found:
         return f"{name} is not installed (distribution {package})"
+    if (old := _too_old(name, package)) is not None:
+        return old
     if has_real_gpu():
         try:
             importlib.import_module(name)
         except Exception as error:
             return f"{name} failed to import: {type(error).__name__}: {error}"
     return None
+
+
+def _too_old(name: str, package: str) -> str | None:
+    try:
+        found, requirements = version(package), requires("phyai-engine") or []
+    except PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        asked = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)", requirement)
+        if asked and asked[1] == package and _numbers(found) < _numbers(asked[2]):
+            return f"{name} is version {found}; rows need {package}>={asked[2]}"
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def library_available(name: str) -> bool:
