@@ -259,6 +259,7 @@ def build_catalog(extra: Iterable[Callable[[Catalog], None]] = ()) -> Catalog:
 
     Raises:
         ValueError: if an operation lacks a reference row.
+        RuntimeError: if the kernels of an installed package cannot be added.
     """
     from importlib.metadata import entry_points
 
@@ -266,7 +267,14 @@ def build_catalog(extra: Iterable[Callable[[Catalog], None]] = ()) -> Catalog:
     for name in OP_MODULES:
         importlib.import_module(f"phyai.kernels.{name}").populate(catalog)
     for entry in sorted(entry_points(group="phyai.kernels"), key=lambda item: item.name):
-        entry.load()(catalog)
+        try:
+            entry.load()(catalog)
+        except Exception as error:
+            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+            raise RuntimeError(
+                f"{package} offers kernels by the entry point '{entry.name} = {entry.value}', "
+                f"which cannot be added: {type(error).__name__}: {error}; repair or uninstall it"
+            ) from error
     for populate in extra:
         populate(catalog)
     gaps = catalog.coverage_gaps()

@@ -1,0 +1,1 @@
+"""Kernels for PhyAI from a package of its own."""
