@@ -288,3 +288,19 @@ def test_quantized_gemm_and_attention_fall_back_to_priority():
     )
     selection = selector.select(attention)
     assert (selection.kernel_id, selection.trace.autotuned) == ("sdpa.attention", False)
+
+
+def test_threads_that_ask_at_once_measure_once(toy):
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    hook, barrier = Hook(), Barrier(8)
+    selector = tuned(toy, hook)
+
+    def ask(number):
+        barrier.wait()
+        return selector.select(query(shape={"M": 33 + number})).kernel_id
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {"mid.toy"}
+    assert hook.measured == ["fast.toy", "mid.toy", "slow.toy"]

@@ -13,6 +13,7 @@ from phyai.dispatch.api import (
     select,
     unfreeze_kernel_choices,
 )
+from phyai.dispatch.bench_inputs import BenchInputs, live_inputs
 from phyai.dispatch.bootstrap import (
     get_kernel_selector,
     initialize_kernel_system,
@@ -39,6 +40,7 @@ from phyai.dispatch.trace import CandidateTrace, RuleTrace, SelectionTrace
 from phyai.dispatch.types import DeviceProfile, KernelMode, KernelQuery, ModelContext
 
 __all__ = [
+    "BenchInputs",
     "CallSite",
     "CandidateTrace",
     "Catalog",
@@ -67,6 +69,7 @@ __all__ = [
     "kernel_mode_scope",
     "kernel_selector_scope",
     "live_call_sites",
+    "live_inputs",
     "load_policy",
     "param_dtypes",
     "policy_from_mapping",
