@@ -1,12 +1,16 @@
 """Selection of the code that executes ConvRot INT8 operators on a device."""
 
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.runtime import supports_device
+from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.linear.convrot.int8._outputs import Projection
 from piper_kernels.linear.convrot.int8._portable import PortableBackend
+from piper_kernels.linear.convrot.int8._selection import supports_matmul
 
 
 class LinearBackend(Protocol):
@@ -71,9 +75,21 @@ class LinearBackend(Protocol):
 _PORTABLE = PortableBackend()
 
 
-def select_linear_backend(device: torch.device) -> LinearBackend:  # noqa: ARG001
+def select_linear_backend(device: torch.device) -> LinearBackend:
     """Return the backend that executes linear operators on a device.
 
     Operators ask at execution time, so a compiled graph follows a change of backend.
     """
-    return _PORTABLE
+    if not supports_device(device):
+        return _PORTABLE
+    return _triton_backend(device)
+
+
+@cache
+def _triton_backend(device: torch.device) -> LinearBackend:
+    from piper_kernels.linear.convrot.int8._triton_backend import PreparationBackend, TritonBackend
+
+    target = accelerator_target(device)
+    if target is not None and supports_matmul(target)[0]:
+        return TritonBackend()
+    return PreparationBackend()

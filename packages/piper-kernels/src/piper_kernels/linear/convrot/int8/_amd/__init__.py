@@ -1,0 +1,1 @@
+"""Schedules of ConvRot INT8 linear for AMD GPUs."""

@@ -1,0 +1,1 @@
+"""Triton kernels of ConvRot INT8 linear for every target. Importing them needs Triton."""

@@ -1,0 +1,176 @@
+"""Launchers of the Triton kernels. Importing needs Triton.
+
+They have the contracts of ``reference`` for non-empty operands on one device. Nothing is
+synchronized and nothing is read back, so all of them can be captured.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+import torch
+import triton
+from torch import Tensor
+
+from piper_kernels._triton.products import rows_side_by_side
+from piper_kernels._triton.row_chunks import plan_row_chunks
+from piper_kernels._triton.runtime import as_words, launch_guard
+from piper_kernels.linear.convrot.int8._kernels.matmul import matmul_kernel, sum_parts_kernel
+from piper_kernels.linear.convrot.int8._kernels.mean import sum_rows_kernel
+from piper_kernels.linear.convrot.int8._kernels.preparation import (
+    prepare_rows_kernel,
+    prepare_wide_rows_kernel,
+)
+from piper_kernels.linear.convrot.int8._outputs import Projection
+from piper_kernels.linear.convrot.int8._plan import MatmulPlan
+
+SWEEP_TILE = 4096
+SWEEP_WARPS = 8
+SUM_ROWS = 4
+SUM_COLUMNS = 256
+MEAN_ROWS = 32
+MEAN_COLUMNS = 128
+MEAN_PART = 512
+
+
+def prepare_rows(
+    source: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    group_size: int,
+    activation_fn: str | None,
+    input_scale: Tensor | None,
+    max_fused_width: int | None = None,
+) -> None:
+    """Activate, rotate and quantize rows.
+
+    Args:
+        source: Floating ``[rows, factor * features]``, any strides.
+        qdata: int8 ``[rows, features]``, contiguous, written.
+        scale: FP32 ``[rows]``, contiguous, written.
+        group_size: Rotation group along the features.
+        activation_fn: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
+        input_scale: FP32 scalar for every row, or ``None``.
+        max_fused_width: Features above which a row is read twice; ``None`` for the limit of
+            the registers.
+    """
+    rows, features = qdata.shape
+    source = rows_side_by_side(source)
+    options = {
+        "GROUP": group_size,
+        "ACTIVATION": activation_fn,
+        "STATIC": input_scale is not None,
+    }
+    static = scale if input_scale is None else input_scale
+    fused = max_fused_width is None or features <= max_fused_width
+    plan = plan_row_chunks(features) if fused else None
+    with launch_guard(qdata.device), as_words(qdata) as words:
+        if plan is None:
+            prepare_wide_rows_kernel[(rows,)](
+                source, words, scale, static, source.stride(0), features,
+                SIZE=SWEEP_TILE, num_warps=SWEEP_WARPS, **options,
+            )  # fmt: skip
+            return
+        prepare_rows_kernel[(triton.cdiv(rows, plan.rows),)](
+            source, words, scale, static, source.stride(0), rows, features,
+            ROWS=plan.rows, SIZE=plan.size, COUNT=plan.count, num_warps=plan.num_warps, **options,
+        )  # fmt: skip
+
+
+def epilogue_arguments(
+    input_scale: Tensor, first: Projection, second: Projection | None
+) -> tuple[list[Tensor], list[int], dict[str, bool]]:
+    """Return what every product kernel takes for its epilogue.
+
+    Args:
+        input_scale: FP32 ``[M]``, contiguous.
+        first: The projection.
+        second: The paired one, or ``None``.
+
+    Returns:
+        Tensors ``x_scale, w_scale, second_w_scale, bias, second_bias``, the strides of the two
+        biases, and the flags ``PAIRED``, ``HAS_BIAS`` and ``HAS_SECOND_BIAS``.
+    """
+    _, scale, bias = first
+    second_scale, second_bias = (scale, None) if second is None else second[1:]
+    biases = [scale if value is None else value for value in (bias, second_bias)]
+    flags = {
+        "PAIRED": second is not None,
+        "HAS_BIAS": bias is not None,
+        "HAS_SECOND_BIAS": second_bias is not None,
+    }
+    strides = [value.stride(0) for value in biases]
+    return [input_scale, scale, second_scale, *biases], strides, flags
+
+
+def sum_parts(
+    parts: Tensor,
+    input_scale: Tensor,
+    first: Projection,
+    second: Projection | None,
+    out: Tensor,
+) -> None:
+    """Sum int32 ``parts [split, M, columns]``, scale and bias them into ``out [M, columns]``."""
+    split, rows, _ = parts.shape
+    columns = first[0].shape[0]
+    tensors, strides, flags = epilogue_arguments(input_scale, first, second)
+    tiles = triton.cdiv(columns, SUM_COLUMNS) * (1 if second is None else 2)
+    sum_parts_kernel[(triton.cdiv(rows, SUM_ROWS) * tiles,)](
+        parts, *tensors, out, rows, columns, out.stride(0), *strides,
+        BLOCK_M=SUM_ROWS, BLOCK_N=SUM_COLUMNS, SPLIT_K=split, enable_fp_fusion=False, **flags,
+    )  # fmt: skip
+
+
+def matmul(
+    input_qdata: Tensor,
+    input_scale: Tensor,
+    first: Projection,
+    second: Projection | None,
+    out: Tensor,
+    plan: MatmulPlan,
+) -> None:
+    """Multiply prepared rows by one weight or by two of equal shape.
+
+    Args:
+        input_qdata: int8 ``[M, K]``, columns side by side.
+        input_scale: FP32 ``[M]``, contiguous.
+        first: The projection; codes and scales contiguous.
+        second: The paired projection, whose columns follow, or ``None``.
+        out: ``[M, N]`` or ``[M, 2 * N]``, columns side by side, written.
+        plan: The schedule.
+    """
+    rows, depth = input_qdata.shape
+    columns = first[0].shape[0]
+    tensors, strides, flags = epilogue_arguments(input_scale, first, second)
+    all_columns = columns * (1 if second is None else 2)
+    split = plan.split_k
+    target = out
+    if split > 1:
+        target = torch.empty((split, rows, all_columns), dtype=torch.int32, device=out.device)
+    tiles = triton.cdiv(rows, plan.block_m) * triton.cdiv(columns, plan.block_n)
+    tiles *= 1 if second is None else 2
+    with launch_guard(out.device):
+        matmul_kernel[(tiles * split,)](
+            input_qdata, first[0], (first if second is None else second)[0], *tensors, target,
+            rows, columns, depth, input_qdata.stride(0), out.stride(0), *strides,
+            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k,
+            GROUP_M=plan.group_m, SPLIT_K=split, EVEN_K=depth % plan.block_k == 0,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, enable_fp_fusion=False, **flags,
+        )  # fmt: skip
+        if split > 1:
+            sum_parts(target, input_scale, first, second, out)
+
+
+def dequantized_mean(
+    input_qdata: Tensor, input_scale: Tensor, block_lengths: Tensor | None
+) -> Tensor:
+    """Return the mean of contiguous prepared inputs; see ``reference``."""
+    batch, sequence, features = input_qdata.shape
+    parts = triton.cdiv(sequence, MEAN_PART)
+    sums = torch.empty((batch, parts, features), dtype=torch.float32, device=input_qdata.device)
+    with launch_guard(input_qdata.device):
+        sum_rows_kernel[(triton.cdiv(features, MEAN_COLUMNS), parts, batch)](
+            input_qdata, input_scale, input_scale if block_lengths is None else block_lengths,
+            sums, sequence, features, MEAN_PART, parts,
+            ROWS=MEAN_ROWS, COLUMNS=MEAN_COLUMNS, MASKED=block_lengths is not None,
+        )  # fmt: skip
+    count = sequence if block_lengths is None else block_lengths.sum()
+    return sums.sum(dim=1) / count

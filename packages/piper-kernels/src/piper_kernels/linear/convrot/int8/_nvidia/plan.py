@@ -1,0 +1,61 @@
+"""Schedules of the generic INT8 matrix product on NVIDIA GPUs."""
+
+from piper_kernels.linear.convrot.int8._plan import MatmulPlan, ceil_div
+
+BASE = MatmulPlan(128, 256, 128, num_warps=8, num_stages=3, group_m=16)
+SM75 = MatmulPlan(64, 128, 64, num_warps=4, num_stages=2, group_m=16)
+
+SMALL = MatmulPlan(32, 64, 128, num_warps=8, num_stages=4, group_m=0)
+MEDIUM = MatmulPlan(64, 64, 128, num_warps=4, num_stages=3, group_m=0)
+
+SM8X_SMALL = MatmulPlan(16, 64, 128, num_warps=4, num_stages=4, group_m=0)
+SM8X_MEDIUM = MatmulPlan(64, 64, 128, num_warps=4, num_stages=4, group_m=0)
+SM8X_NARROW = MatmulPlan(128, 64, 128, num_warps=4, num_stages=3, group_m=16)
+SM8X_SQUARE = MatmulPlan(128, 128, 64, num_warps=4, num_stages=3, group_m=8)
+SM8X_TALL = MatmulPlan(256, 128, 64, num_warps=8, num_stages=4, group_m=8)
+
+PLANS = (
+    BASE, SM75, SMALL, MEDIUM, SM8X_SMALL, SM8X_MEDIUM, SM8X_NARROW, SM8X_SQUARE, SM8X_TALL,
+)  # fmt: skip
+
+_SMALL_TILES = 128
+_MEDIUM_ROWS = 72
+_SM8X_SMALL_TILES = 96
+_SM8X_LARGE_ROWS = 256
+_SM8X_LARGE_TILES = 48
+_SM8X_SQUARE_COLUMNS = 1024
+
+
+def select_plan(capability: tuple[int, int], rows: int, columns: int) -> MatmulPlan:
+    """Return the schedule of ``[rows, K] @ [columns, K].T``.
+
+    Args:
+        capability: Compute capability, at least 7.5.
+        rows: ``M``.
+        columns: ``N`` of all projections.
+
+    Returns:
+        The plan that the target's policy gives. None of these was measured here.
+    """
+    if capability < (8, 0):
+        return SM75
+    if capability < (9, 0):
+        return _select_sm8x(rows, columns)
+    if rows <= 32 or ceil_div(rows, 32) * ceil_div(columns, 64) <= _SMALL_TILES:
+        return SMALL
+    if columns <= 64 or rows * ceil_div(columns, 256) < _SMALL_TILES * _MEDIUM_ROWS:
+        return MEDIUM
+    return BASE
+
+
+def _select_sm8x(rows: int, columns: int) -> MatmulPlan:
+    if rows <= 16 or ceil_div(rows, 16) * ceil_div(columns, 64) <= _SM8X_SMALL_TILES:
+        return SM8X_SMALL
+    if rows >= _SM8X_LARGE_ROWS:
+        if columns <= 128:
+            return SM8X_NARROW
+        plan = SM8X_SQUARE if columns <= _SM8X_SQUARE_COLUMNS else SM8X_TALL
+        tiles = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n)
+        if tiles >= _SM8X_LARGE_TILES:
+            return plan
+    return SM8X_MEDIUM

@@ -1,0 +1,71 @@
+"""Which kernels a target executes ConvRot INT8 linear with. Needs neither Triton nor a device."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from piper_kernels._triton.targets import AcceleratorTarget
+from piper_kernels.linear.convrot.int8._amd import plan as amd
+from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
+from piper_kernels.linear.convrot.int8._outputs import Projection
+from piper_kernels.linear.convrot.int8._plan import MatmulPlan
+
+MIN_CAPABILITY = (7, 5)
+_HOPPER = (9, 0)
+
+
+def supports_matmul(target: AcceleratorTarget) -> tuple[bool, str]:
+    """Return whether the INT8 matrix product has a schedule for a target, or why not."""
+    if target.backend == "cuda":
+        if target.capability >= MIN_CAPABILITY:
+            return True, ""
+        return False, f"INT8 products need sm_75 or newer, got {target.architecture}"
+    if target.architecture in amd.ARCHITECTURES:
+        return True, ""
+    allowed = ", ".join(amd.ARCHITECTURES)
+    return False, f"INT8 products need one of {allowed}, got {target.architecture}"
+
+
+def select_matmul_plan(target: AcceleratorTarget | None, rows: int, columns: int) -> MatmulPlan:
+    """Return the schedule of the generic kernel for ``[rows, K] @ [columns, K].T``."""
+    if target is not None and target.backend == "hip":
+        return amd.select_plan(rows, columns)
+    return nvidia.select_plan(_HOPPER if target is None else target.capability, rows, columns)
+
+
+def max_fused_width(target: AcceleratorTarget | None) -> int | None:
+    """Return the features up to which a target prepares a row in registers; ``None``: all."""
+    return amd.MAX_FUSED_WIDTH if target is not None and target.backend == "hip" else None
+
+
+@cache
+def hopper_is_installed() -> bool:
+    """Return whether Triton has the API that the Hopper kernel is written in."""
+    try:
+        from piper_kernels.linear.convrot.int8._nvidia import hopper  # noqa: F401
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def uses_hopper(
+    target: AcceleratorTarget | None,
+    input_qdata: Tensor,
+    first: Projection,
+    second: Projection | None,
+) -> bool:
+    """Return whether the Gluon kernel multiplies these operands."""
+    if target is None or target.backend != "cuda" or target.capability != _HOPPER:
+        return False
+    if not hopper_is_installed():
+        return False
+    from piper_kernels.linear.convrot.int8._nvidia import hopper
+
+    return hopper.is_usable(input_qdata, first, second)
+
+
+@cache
+def sm_count(device: torch.device) -> int:
+    """Return the multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

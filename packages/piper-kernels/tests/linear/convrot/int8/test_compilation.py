@@ -1,0 +1,106 @@
+"""Every kernel and plan compiles to machine code for its targets, without a GPU."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from piper_kernels.linear.convrot.int8._amd import plan as amd
+from piper_kernels.linear.convrot.int8._kernels import matmul, mean, preparation
+from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
+
+CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
+HIP = {"gfx942": 64, "gfx1200": 32, "gfx1201": 32}
+TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
+TARGETS |= {name: GPUTarget("hip", name, warp) for name, warp in HIP.items()}
+SM8X = [nvidia.SM8X_SMALL, nvidia.SM8X_MEDIUM, nvidia.SM8X_NARROW, nvidia.SM8X_SQUARE]
+PLANS = {
+    "sm_80": [*SM8X, nvidia.SM8X_TALL],
+    "sm_89": [nvidia.SM8X_SMALL, nvidia.SM8X_TALL],
+    "sm_90": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],
+    "sm_100": [nvidia.SMALL, nvidia.MEDIUM],
+    "sm_120": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],
+    "gfx942": [amd.SMALL],
+    "gfx1200": [amd.SMALL],
+    "gfx1201": [amd.SMALL, amd.LARGE],
+}
+SHARED_MEMORY = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+INT64 = {"x_row_stride", "out_row_stride", "row_stride"}
+POINTERS = {
+    "x": "*i8", "w": "*i8", "second_w": "*i8", "qdata": "*i8", "x_scale": "*fp32",
+    "w_scale": "*fp32", "second_w_scale": "*fp32", "scale": "*fp32", "static_scale": "*fp32",
+    "bias": "*bf16", "second_bias": "*fp32", "out": "*bf16", "parts": "*i32", "words": "*i32",
+    "source": "*bf16", "block_lengths": "*i32",
+}  # fmt: skip
+
+
+@pytest.fixture(params=TARGETS)
+def target(request, tmp_path, monkeypatch):
+    target = TARGETS[request.param]
+    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    backends = triton.backends.backends
+    if name not in backends or not backends[name].compiler.supports_target(target):
+        pytest.skip(f"this Triton does not compile for {target}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return request.param
+
+
+def build(kernel, target, constants, options=None, **types):
+    types = POINTERS | dict.fromkeys(INT64, "i64") | types
+    names = list(kernel.arg_names)
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    divisible = {"x", "w", "second_w", "x_row_stride", "depth", "source", "row_stride", "features"}
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in names if n in divisible}
+    source = ASTSource(kernel, signature, constants, attrs=attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\x7fELF"
+    return compiled
+
+
+def test_matmul(target):
+    for index, plan in enumerate(PLANS[target]):
+        paired = index == 0
+        split = 2 if index == 1 else plan.split_k
+        flags = {"PAIRED": paired, "HAS_BIAS": paired, "HAS_SECOND_BIAS": paired}
+        constants = {
+            "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
+            "GROUP_M": plan.group_m, "SPLIT_K": split, "EVEN_K": not paired,
+        }  # fmt: skip
+        options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+        compiled = build(
+            matmul.matmul_kernel,
+            target,
+            constants | flags,
+            options | {"enable_fp_fusion": False},
+            out="*i32" if split > 1 else "*bf16",
+        )
+        if target in SHARED_MEMORY:
+            assert compiled.metadata.shared <= SHARED_MEMORY[target] * 1024
+            mma = {"sm_90": "wgmma" if plan.block_m >= 64 else "mma.sync"}.get(target)
+            assert mma is None or mma in compiled.asm["ptx"]
+
+
+def test_sum_parts(target):
+    constants = {"BLOCK_M": 4, "BLOCK_N": 256, "SPLIT_K": 4}
+    flags = {"PAIRED": True, "HAS_BIAS": True, "HAS_SECOND_BIAS": False}
+    build(matmul.sum_parts_kernel, target, constants | flags)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu"])
+def test_preparation(target, activation):
+    full = target == "sm_90"
+    constants = {"GROUP": 256 if full else 64, "ACTIVATION": activation, "STATIC": not activation}
+    chunks = {"ROWS": 1, "SIZE": 2048 if full else 256, "COUNT": 3 if activation else 1}
+    build(preparation.prepare_rows_kernel, target, constants | chunks)
+    if activation != "gelu_tanh":
+        size = {"SIZE": 4096 if full else 512}
+        build(preparation.prepare_wide_rows_kernel, target, constants | size, {"num_warps": 8})
+
+
+def test_mean(target):
+    constants = {"ROWS": 32, "COLUMNS": 128, "MASKED": True}
+    build(mean.sum_rows_kernel, target, constants, out="*fp32", parts="i32")
