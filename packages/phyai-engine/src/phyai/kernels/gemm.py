@@ -8,10 +8,9 @@ from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
 from phyai.dispatch.conditions import at_least, divisible, eq, is_none, one_of
-from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of
-from phyai.kernels import gemm_flashinfer, gemm_humming
+from phyai.kernels import gemm_flashinfer, gemm_humming, gemm_piper
 from phyai.kernels.bench_gemm import gemm_inputs
 from phyai.kernels.conditions import NVIDIA, returns
 
@@ -76,15 +75,6 @@ def _fp8_scaled_mm(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], rows).to(x.dtype)
 
 
-def _prepare_convrot(facts: Facts, params: Any) -> Any:  # noqa: ARG001
-    from piper_kernels.linear.convrot import convrot_int8_linear
-
-    def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return convrot_int8_linear(x, layer.weight, bias)
-
-    return run
-
-
 def _row(
     kernel_id: str, when: Predicate, prepare: Any, priority: int, *, reference: bool = False
 ) -> Impl:
@@ -133,7 +123,6 @@ def populate(catalog: Catalog) -> None:
         _row("torch.gemm.bf16", dense, returns(_dense), lowest, reference=True),
         _fp8_row("per_tensor"),
         _fp8_row("per_channel"),
-        _row("piper.gemm.convrot_int8", _CONVROT, _prepare_convrot, Priority.SPECIALIZED),
         *(
             _row(f"torch.gemm.{name}", when, dequantized, lowest, reference=True)
             for name, when in _DEQUANTIZED.items()
@@ -143,3 +132,4 @@ def populate(catalog: Catalog) -> None:
         catalog.register(row)
     gemm_flashinfer.register(catalog)
     gemm_humming.register(catalog)
+    gemm_piper.register(catalog)
