@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from phyai.dispatch import KernelQuery, Selector
+from phyai.dispatch.catalog import build_catalog
+
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 ROWS = ["eager.attention", "sdpa.attention"]
 
@@ -65,3 +68,45 @@ def test_gradients_reach_all_inputs(row, kernel):
     tensors = [torch.randn(1, 3, heads, 4, requires_grad=True) for heads in (4, 2, 2)]
     row(kernel)(*tensors, scale=0.5).square().sum().backward()
     assert all(float(tensor.grad.abs().sum()) > 0 for tensor in tensors)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("lens", "kv_lens"), [((3, 1, 5), (3, 4, 9)), ((2, 4), None), ((1,), (1,))]
+)
+def test_ragged_attention(row, strided, relative_error, lens, kv_lens, causal):
+    keys = kv_lens or lens
+    q = strided(sum(lens), 4, 8)
+    k, v = strided(sum(keys), 2, 8, seed=1), strided(sum(keys), 2, 8, seed=2)
+    options = {} if kv_lens is None else {"kv_lens": kv_lens}
+    out = row("eager.attention")(q, k, v, scale=0.4, causal=causal, lens=lens, **options)
+    assert out.shape == q.shape
+    parts = zip(*(x.split([*n]) for x, n in ((q, lens), (k, keys), (v, keys))), strict=True)
+    expected = []
+    for queries, request_keys, values in parts:
+        first = len(request_keys) - len(queries)
+        mask = [list(range(first + i + 1)) for i in range(len(queries))] if causal else None
+        expected.append(attention64(queries, request_keys, values, 0.4, mask))
+    assert relative_error(out, torch.cat(expected)) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("layout", "head_dim", "device", "chosen"),
+    [
+        ("ragged", 128, "nvidia:sm90", "flashinfer.attention"),
+        ("ragged", 96, "nvidia:sm90", "eager.attention"),
+        ("ragged", 64, "cpu", "eager.attention"),
+        ("padded", 72, "nvidia:sm90", "sdpa.attention"),
+        ("padded", 64, "cpu", "sdpa.attention"),
+    ],
+)
+def test_which_row_serves_a_layout(monkeypatch, layout, head_dim, device, chosen):
+    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
+    query = KernelQuery.build(
+        "attention",
+        device=device,
+        dtype=dict.fromkeys(("input", "key", "value"), "bf16"),
+        dims={"heads": 4, "kv_heads": 4, "head_dim": head_dim, "tokens": 8},
+        attrs={"layout": layout, "causal": False},
+    )
+    assert Selector(build_catalog(), device=device).explain(query).selected == chosen

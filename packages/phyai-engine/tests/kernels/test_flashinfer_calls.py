@@ -157,6 +157,33 @@ def test_ragged_agrees_with_the_reference_and_plans_once_per_shape(flashinfer, r
     assert FakeRagged.made == 2
 
 
+def test_packed_requests_agree_with_the_reference(flashinfer, row):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(6, 4, 8), torch.randn(9, 2, 8), torch.randn(9, 2, 8)
+    facts = {"scale": 0.3, "lens": (1, 5), "kv_lens": (6, 3)}
+    out = RaggedRunner("auto")(q, k, v, **facts)
+    torch.testing.assert_close(out, row("eager.attention")(q, k, v, **facts))
+
+
+def test_few_wrappers_are_kept_and_those_of_graphs_forever(flashinfer, monkeypatch):
+    runner, capturing = RaggedRunner("auto", kept=2), [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    def run(rows):
+        q = torch.randn(rows, 2, 8)
+        runner(q, q, q, scale=1.0, lens=(rows,))
+
+    run(1)
+    capturing[0] = True
+    run(1)
+    capturing[0] = False
+    for rows in (2, 3, 4, 1, 4):
+        run(rows)
+    assert FakeRagged.made == 4
+    run(2)
+    assert FakeRagged.made == 5
+
+
 def rows_only(function):
     def checked(x, *args):
         assert x.ndim == 2

@@ -95,6 +95,18 @@ def test_attention(variant, causal):
     assert error(out, expected) < 1e-2
 
 
+def test_attention_of_packed_requests():
+    q, k, v = values(98, 8, 64), values(130, 2, 64, seed=1), values(130, 2, 64, seed=2)
+    facts = {
+        "dtype": dict.fromkeys(("input", "key", "value"), "bf16"),
+        "dims": {"tokens": 98, "heads": 8, "kv_heads": 2, "head_dim": 64},
+        "attrs": {"layout": "ragged", "causal": True},
+    }
+    options = {"scale": 0.125, "causal": True, "lens": (33, 65), "kv_lens": (65, 65)}
+    out = run("flashinfer.attention.fa2", facts, (q, k, v), **options)
+    assert error(out, run("eager.attention", facts, (q, k, v), **options)) < 1e-2
+
+
 @pytest.mark.parametrize("hidden", [8, 40, 128, 1024])
 @pytest.mark.parametrize("variant", ["rms", "gemma"])
 def test_rmsnorm(variant, hidden):

@@ -1,4 +1,4 @@
-"""Attention without a cache, on padded batches ``[B, S, heads, head_dim]``."""
+"""Attention without a cache, on padded batches or on packed rows of requests of any lengths."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,6 +40,28 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = 
     weights = logits.softmax(dim=-1)
     out = torch.einsum("bhgqk,bkhd->bqhgd", weights, v.float())
     return out.reshape(q.shape).to(q.dtype)
+
+
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    lens: tuple[int, ...] | None = None,
+    kv_lens: tuple[int, ...] | None = None,
+) -> Tensor:
+    if lens is None:
+        return _attention(q, k, v, scale=scale, causal=causal)
+    keys = [*(lens if kv_lens is None else kv_lens)]
+    requests = zip(q.split([*lens]), k.split(keys), v.split(keys), strict=True)
+    return torch.cat(
+        [
+            _attention(*(part[None] for part in request), scale=scale, causal=causal)[0]
+            for request in requests
+        ]
+    )
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
@@ -90,11 +112,13 @@ _SPEC = OpSpec(
         "mask_kind": FactKind.STR,
         "masked": FactKind.BOOL,
     },
-    signature="(q, k, v, *, scale, causal=False) -> Tensor",
+    signature="(q, k, v, *, scale, causal=False, lens=None, kv_lens=None) -> Tensor",
     doc=(
-        "softmax(q k^T * scale) v; q [B, S, heads, head_dim], k and v "
-        "[B, S2, kv_heads, head_dim]; heads is a multiple of kv_heads. Causal aligns the "
-        "last query with the last key."
+        "softmax(q k^T * scale) v; layout padded: q [B, S, heads, head_dim], k and v "
+        "[B, S2, kv_heads, head_dim]; layout ragged: q [T, heads, head_dim] packs requests of "
+        "lens rows, k and v [T2, kv_heads, head_dim] of kv_lens rows, those of lens if None; "
+        "both are tuples on the host. heads is a multiple of kv_heads. Causal aligns the last "
+        "query of a request with its last key."
     ),
 )
 
@@ -103,6 +127,7 @@ def populate(catalog: Catalog) -> None:
     """Declares ``attention`` and its rows."""
     catalog.register_op(_SPEC)
     padded = eq("attrs.layout", "padded", FactKind.STR)
+    either = one_of("attrs.layout", "padded", "ragged", kind=FactKind.STR)
     # The calling convention has no mask, window or cap.
     plain = all_of(
         is_none("attrs.sliding_window"),
@@ -111,7 +136,7 @@ def populate(catalog: Catalog) -> None:
     )
     flashinfer = all_of(
         FLASHINFER,
-        padded,
+        either,
         one_of("shape.head_dim", *HEAD_DIMS),
         half("input", "key", "value"),
         plain,
@@ -132,15 +157,15 @@ def populate(catalog: Catalog) -> None:
                 metadata={"package": "flashinfer-python"},
             )
         )
-    for kernel_id, function, priority in (
-        ("sdpa.attention", _sdpa, Priority.OPTIMIZED),
-        ("eager.attention", _attention, Priority.REFERENCE),
+    for kernel_id, function, priority, layout in (
+        ("sdpa.attention", _sdpa, Priority.OPTIMIZED, padded),
+        ("eager.attention", _eager, Priority.REFERENCE, either),
     ):
         catalog.register(
             Impl(
                 kernel_id=kernel_id,
                 op="attention",
-                when=all_of(padded, is_set("dtype.input"), plain),
+                when=all_of(layout, is_set("dtype.input"), plain),
                 prepare=returns(function),
                 priority=priority,
                 reference=priority == Priority.REFERENCE,

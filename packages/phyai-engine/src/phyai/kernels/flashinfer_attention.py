@@ -129,45 +129,72 @@ class PagedRunner:
 
 
 class RaggedRunner:
-    """Calls ``BatchPrefillWithRaggedKVCacheWrapper`` on batches of equal lengths.
+    """Calls ``BatchPrefillWithRaggedKVCacheWrapper`` on padded batches and on packed rows.
 
-    Wrappers are kept for the life of the process, one per shape, because captured graphs read
-    their buffers.
+    The last wrappers are kept, one per shape, and for the life of the process those that ran inside
+    a CUDA graph, because graphs read their buffers.
 
     Args:
         backend: FlashInfer's backend name.
+        kept: number of wrappers to keep.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, kept: int = 16) -> None:
         self.backend = backend
+        self.kept = kept
         self._planned: dict[Any, Any] = {}
+        self._captured: dict[Any, Any] = {}
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        causal: bool = False,
+        lens: tuple[int, ...] | None = None,
+        kv_lens: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Runs the operation ``attention``; see its signature."""
-        key = (q.shape, k.shape, q.dtype, k.dtype, scale, causal, q.device)
-        wrapper = self._planned.get(key)
+        shape = q.shape
+        if lens is None:
+            lens, kv_lens = (q.shape[1],) * q.shape[0], (k.shape[1],) * k.shape[0]
+            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        keys = lens if kv_lens is None else kv_lens
+        facts = (lens, keys, q.shape, k.shape, q.dtype, k.dtype, scale, causal, q.device)
+        wrapper = self._captured.get(facts) or self._planned.get(facts)
         if wrapper is None:
-            wrapper = self._planned[key] = self._plan(q, k, scale, causal)
-        out = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
-        return out.view(q.shape)
+            wrapper = self._plan(q, k, lens, keys, scale, causal)
+            while len(self._planned) >= self.kept:
+                del self._planned[next(iter(self._planned))]
+            self._planned[facts] = wrapper
+        elif torch.cuda.is_current_stream_capturing():
+            self._captured[facts] = self._planned.pop(facts, wrapper)
+        return wrapper.run(q, k, v).view(shape)
 
-    def _plan(self, q: Tensor, k: Tensor, scale: float, causal: bool) -> Any:
+    def _plan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lens: tuple[int, ...],
+        kv_lens: tuple[int, ...],
+        scale: float,
+        causal: bool,
+    ) -> Any:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         _refuse_capture("shape")
-        size = _workspace_for(q.shape[2], k.shape[2], q.shape[3], q.device)
+        size = _workspace_for(q.shape[1], k.shape[1], q.shape[2], q.device)
         wrapper = BatchPrefillWithRaggedKVCacheWrapper(
             _workspace(size, q.device), "NHD", backend=self.backend
         )
-        batch = q.shape[0]
         wrapper.plan(
-            _host_index((q.shape[1],) * batch).to(q.device),
-            _host_index((k.shape[1],) * batch).to(q.device),
+            _host_index(lens).to(q.device),
+            _host_index(kv_lens).to(q.device),
+            q.shape[1],
+            k.shape[1],
             q.shape[2],
-            k.shape[2],
-            q.shape[3],
             causal=causal,
             sm_scale=scale,
             q_data_type=q.dtype,
