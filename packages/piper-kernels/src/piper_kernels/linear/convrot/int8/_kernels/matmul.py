@@ -171,7 +171,7 @@ def matmul_kernel(
             inside = first + step < depth
             left = tl.load(x_tile + first, mask=inside[None, :], other=0)
             right = tl.load(w_tile + first, mask=inside[:, None], other=0)
-        accumulator = tl.dot(left, right, accumulator)
+        accumulator = tl.dot(left, right, accumulator, out_dtype=tl.int32)
     if SPLIT_K > 1:
         all_columns = total_columns * 2 if PAIRED else total_columns
         target = out + (part.to(tl.int64) * total_rows + rows)[:, None] * all_columns
