@@ -7,6 +7,7 @@ tests without a mark run small models on the CPU, so that the comparison itself 
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -48,7 +49,7 @@ on_gpu = [pytest.param(name, marks=gpu) for name in ("reach", "full")]
 
 # Relative errors of the way from noise to actions, over up to 18 layers and ten steps. Measured on
 # the CPU: bf16 0.0008 (reach) and 0.005 (small), int4 weights 0.007 and 0.09.
-BF16_ERROR = {"reach": 3e-3, "small": 1.5e-2, "full": 3e-2}
+BF16_ERROR = {"reach": 5e-3, "small": 1.5e-2, "full": 3e-2}
 INT4_ERROR = {"reach": 3e-2, "small": 0.3, "full": 0.5}
 # The same kernels launched in another way; only split sums of Humming may round differently.
 CAPTURE_ERROR = {"reach": 1e-3, "full": 1e-2}
@@ -68,7 +69,7 @@ REFERENCE = [
     pin(op, next(row.kernel_id for row in CATALOG.impls(op) if row.reference), op=op)
     for op in CATALOG.ops()
     if op not in ("gemm", "activation")
-]
+] + [pin(op, f"torch.{op}.*", op=op) for op in ("gemm", "activation")]
 POLICIES = {
     "reference": {"rules": REFERENCE},
     "flashinfer": {"rules": FEW_MODULES},
@@ -248,15 +249,31 @@ def reference(model, *, stored="flashinfer"):
 def compiled():
     """Compiles FlashInfer's modules in parallel."""
 
+    half = {"dtype": torch.bfloat16, "device": "cuda"}
+    x, weight = torch.zeros(4, 64, **half), torch.zeros(64, **half)
+
     def paged(head_dim):
-        half = {"dtype": torch.bfloat16, "device": "cuda"}
         pages, q = torch.zeros(8, 1, 1, head_dim, **half), torch.zeros(4, 8, head_dim, **half)
         plan = PagedPlan.from_slots([4], [torch.arange(8)], "cuda")
-        runner = CATALOG.impl("flashinfer.attention_paged.fa2").prepare({}, {})
-        runner(q, pages, pages, plan, scale=1.0)
+        row("attention_paged.fa2")(q, pages, pages, plan, scale=1.0)
 
+    def row(name, **facts):
+        return CATALOG.impl(f"flashinfer.{name}").prepare(facts, {})
+
+    def rope():
+        cache = torch.zeros(4, 64, device="cuda")
+        row("rope")(torch.arange(4, device="cuda"), x.view(4, 1, 64), x.view(4, 1, 64), cache)
+
+    tasks = [
+        partial(paged, 64),
+        partial(paged, 256),
+        rope,
+        lambda: row("rmsnorm", **{"attrs.variant": "gemma"})(x, weight, 1e-6),
+        lambda: row("activation.gelu_tanh_and_mul")(x),
+    ]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(paged, (64, 256)))
+        for task in [pool.submit(task) for task in tasks]:
+            task.result()
 
 
 def compile_humming(model):
@@ -298,8 +315,9 @@ def test_humming_rows(model, compiled, monkeypatch):
     del loaded
     assert used["gemm", "language"] == used["gemm", "expert"] == {"humming.gemm.w4a16"}
     assert {key: used[key] for key in FLASHINFER_ROWS} == FLASHINFER_ROWS
-    assert error(eager, reference(model, stored="humming")) < BF16_ERROR[model]
-    assert BF16_ERROR[model] < error(eager, reference(model)) < INT4_ERROR[model]
+    stored = error(eager, reference(model, stored="humming"))
+    assert stored < BF16_ERROR[model]
+    assert stored < error(eager, reference(model)) < INT4_ERROR[model]
     assert error(captured, eager) < CAPTURE_ERROR[model]
 
 
@@ -316,8 +334,9 @@ def test_int4_weights_are_near_their_reference(model):
     with rows("reference", "cpu"):
         plan = policy_from_mapping(POLICIES["humming"], catalog=CATALOG).quant_plan
         quantized = answers(build(model, "cpu", torch.bfloat16, plan))
-    assert error(quantized, reference(model, stored="humming")) < BF16_ERROR[model]
-    assert BF16_ERROR[model] < error(quantized, reference(model)) < INT4_ERROR[model]
+    stored = error(quantized, reference(model, stored="humming"))
+    assert stored < BF16_ERROR[model]
+    assert 5 * stored < error(quantized, reference(model)) < INT4_ERROR[model]
 
 
 def test_equal_names_get_equal_values():
