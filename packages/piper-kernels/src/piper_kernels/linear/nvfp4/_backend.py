@@ -5,7 +5,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.runtime import support
+from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.linear.nvfp4._portable import PortableBackend, Prepared
+
+MIN_CAPABILITY = (8, 0)  # bf16 on the matrix units
 
 
 class LinearBackend(Protocol):
@@ -83,9 +87,24 @@ class LinearBackend(Protocol):
 _PORTABLE = PortableBackend()
 
 
-def select_linear_backend(device: torch.device) -> LinearBackend:  # noqa: ARG001
+def support_of_kernels(device: torch.device) -> tuple[bool, str]:
+    """Return whether the kernels run on a device, and the reason when they do not."""
+    usable, reason = support(device)
+    if not usable:
+        return usable, reason
+    target = accelerator_target(device)
+    if target is not None and target.backend == "cuda" and target.capability < MIN_CAPABILITY:
+        return False, f"NVFP4 linear kernels need sm_80 or newer, {device} is {target.architecture}"
+    return True, ""
+
+
+def select_linear_backend(device: torch.device) -> LinearBackend:
     """Return the backend that executes linear operators on a device.
 
     Operators ask at execution time, so a compiled graph follows a change of backend.
     """
-    return _PORTABLE
+    if not support_of_kernels(device)[0]:
+        return _PORTABLE
+    from piper_kernels.linear.nvfp4 import triton
+
+    return triton.backend(device)

@@ -1,0 +1,91 @@
+"""How NVFP4 products are cut into tiles. Needs neither Triton nor a device."""
+
+from dataclasses import dataclass
+
+from piper_kernels._triton.targets import AcceleratorTarget
+from piper_kernels.weights.nvfp4._layout import ceil_div
+
+STREAMED_ROWS = 64
+ARRANGEMENT = 64
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """The schedule of one product.
+
+    Attributes:
+        rows: Input rows of a tile.
+        outputs: Weight rows of a tile.
+        depth: Features of a step.
+        splits: Parts of the depth that are summed by a second kernel.
+        group: Row tiles that are computed next to each other.
+        num_warps: Warps of a program.
+        num_stages: Steps that are in flight.
+        arranged: Whether the input is arranged before the product.
+    """
+
+    rows: int
+    outputs: int
+    depth: int
+    splits: int
+    group: int
+    num_warps: int
+    num_stages: int
+    arranged: bool
+
+
+def plan_product(
+    target: AcceleratorTarget | None,
+    processors: int,
+    rows: int,
+    outputs: int,
+    features: int,
+    operand_bytes: int,
+) -> ProductPlan:
+    """Return the schedule of ``[rows, features] x [outputs, features]``.
+
+    Few rows stream the weight: small tiles, deep steps and a split depth, so that every
+    processor has several programs that wait for memory in turns. Many rows fill the matrix
+    units: the programs that share a processor decode and multiply in turns.
+
+    Args:
+        target: Where it runs; ``None`` in the interpreter.
+        processors: Multiprocessors of the device.
+        rows: Input rows, positive.
+        outputs: Weight rows, positive.
+        features: Depth, a positive multiple of 16.
+        operand_bytes: Bytes of an element of the matrix units.
+    """
+    if rows > STREAMED_ROWS:
+        return _tile_plan(target, operand_bytes)
+    return _stream_plan(target, processors, rows, outputs, features, operand_bytes)
+
+
+def _tile_plan(target: AcceleratorTarget | None, operand_bytes: int) -> ProductPlan:
+    if operand_bytes > 2:
+        return ProductPlan(64, 64, 64, 1, 8, 4, 2, True)
+    if target is not None and target.backend == "cuda" and target.capability >= (9, 0):
+        return ProductPlan(128, 128, 64, 1, 8, 4, 3, True)
+    if target is not None and target.backend == "hip":
+        return ProductPlan(64, 128, 64, 1, 8, 8, 2, True)
+    return ProductPlan(128, 128, 64, 1, 8, 8, 3, True)
+
+
+def _stream_plan(
+    target: AcceleratorTarget | None,
+    processors: int,
+    rows: int,
+    outputs: int,
+    features: int,
+    operand_bytes: int,
+) -> ProductPlan:
+    tile_rows = 16
+    while tile_rows < rows:
+        tile_rows *= 2
+    depth = 256 if tile_rows <= 32 and operand_bytes <= 2 else 128
+    stages = 3 if target is None or target.backend == "cuda" else 2
+    # Four programs of four warps on every processor, none with less than four steps.
+    tiles = ceil_div(outputs, 64)
+    wanted = ceil_div(4 * processors, tiles) if 4 * processors >= 2 * tiles else 1
+    splits = max(1, min(wanted, features // (4 * depth), 16))
+    return ProductPlan(tile_rows, 64, depth, splits, 1, 4, stages, False)

@@ -1,0 +1,172 @@
+"""Launches of the NVFP4 product kernels. Importing needs Triton."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels.linear.nvfp4._plan import ARRANGEMENT, ProductPlan, plan_product
+from piper_kernels.linear.nvfp4._product_kernels import finish_kernel, product_kernel
+from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, SCALE_COLUMN_TILE, ceil_div
+
+FINISH_ROWS, FINISH_OUTPUTS = 4, 512
+_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight side of a product.
+
+    Attributes:
+        qdata: uint8 ``[outputs, features / 2]``, contiguous.
+        scale: float8_e4m3fn block scales, contiguous.
+        level: FP32 scalar second level, or ``None``.
+        bias: Floating ``[outputs]`` of any stride, or ``None``.
+        swizzled: Layout of the block scales.
+        high_first: Whether the even feature is the high nibble of a byte.
+    """
+
+    qdata: Tensor
+    scale: Tensor
+    level: Tensor | None
+    bias: Tensor | None
+    swizzled: bool
+    high_first: bool
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight."""
+        return self.qdata.shape[0]
+
+    @property
+    def features(self) -> int:
+        """Columns of the weight."""
+        return 2 * self.qdata.shape[1]
+
+    def words(self) -> Tensor:
+        """Return the codes as int16; storage that starts on an odd byte is copied."""
+        aligned = self.qdata if self.qdata.data_ptr() % 2 == 0 else self.qdata.clone()
+        return aligned.view(torch.int16)
+
+
+def operand_dtype(logical_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype in which the matrix units of a device multiply.
+
+    Args:
+        logical_dtype: Dtype of an input that is multiplied as it is; ``None`` for the values of
+            NVFP4 codes.
+        device: Where the product runs. The interpreter multiplies in FP32.
+    """
+    if accelerator_target(device) is None:
+        return torch.float32
+    return torch.bfloat16 if logical_dtype is None else logical_dtype
+
+
+def plan_of(weight: Weight, rows: int, dtype: torch.dtype) -> ProductPlan:
+    """Return the schedule of a product of ``rows`` input rows in a dtype."""
+    device = weight.qdata.device
+    target = accelerator_target(device)
+    processors = 1
+    if target is not None:
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return plan_product(target, processors, rows, weight.outputs, weight.features, dtype.itemsize)
+
+
+def operand_width(features: int, plan: ProductPlan) -> int:
+    """Return the columns of an operand of ``features``."""
+    return ceil_div(features, ARRANGEMENT) * ARRANGEMENT if plan.arranged else features
+
+
+def multiply(
+    operand: Tensor,
+    input_level: Tensor | None,
+    weight: Weight,
+    out: Tensor,
+    plan: ProductPlan,
+    input_factor: float = 1.0,
+) -> None:
+    """Store ``operand @ weight.T * levels + bias``, accumulated in FP32 and rounded once.
+
+    Args:
+        operand: ``[rows, width]`` with unit column stride, arranged as the plan says.
+        input_level: FP32 scalar second level of the input, or ``None``.
+        weight: The weight, with at least one row.
+        out: Floating ``[rows, outputs]`` with unit column stride.
+        plan: The schedule.
+        input_factor: Power of two that the operand was divided by.
+    """
+    rows, width = operand.shape
+    device = operand.device
+    target = accelerator_target(device)
+    capability = (0, 0) if target is None else target.capability
+    dtype = operand_dtype(operand.dtype, device)
+    partial = plan.splits > 1
+    split_depth = ceil_div(ceil_div(width, plan.depth), plan.splits) * plan.depth
+    splits = ceil_div(width, split_depth)
+    bias = weight.bias
+    numerics = {
+        "DTYPE": _DTYPES[dtype],
+        "LEVEL_X": input_level is not None,
+        "LEVEL_W": weight.level is not None,
+        "BIAS": bias is not None,
+        "NATIVE": capability > (0, 0) and dtype.itemsize == 2,
+    }
+    result = out
+    if partial:
+        result = operand.new_empty((splits * rows, weight.outputs), dtype=torch.float32)
+    tiles = ceil_div(rows, plan.rows) * ceil_div(weight.outputs, plan.outputs)
+    levels = (input_level, weight.level, bias)
+    bias_stride = 0 if bias is None else bias.stride(0)
+    product_kernel[(tiles, splits)](
+        operand,
+        weight.words(),
+        weight.scale.view(torch.uint8),
+        *levels,
+        result,
+        rows,
+        weight.outputs,
+        weight.features,
+        width,
+        split_depth,
+        ceil_div(weight.features, SCALE_COLUMN_TILE if weight.swizzled else BLOCK_SIZE),
+        weight.features // 4,
+        operand.stride(0),
+        bias_stride,
+        result.stride(0),
+        input_factor,
+        ROWS=plan.rows,
+        OUTPUTS=plan.outputs,
+        DEPTH=plan.depth,
+        GROUP=plan.group,
+        PRECISION=dot_precision(device) if dtype == torch.float32 else "ieee",
+        ARRANGED=plan.arranged,
+        EVEN=weight.features % plan.depth == 0,
+        PARTIAL=partial,
+        SWIZZLED=weight.swizzled,
+        HIGH_FIRST=weight.high_first,
+        FP8=capability >= (8, 9),
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+        **numerics,
+    )
+    if partial:
+        grid = (triton.cdiv(rows, FINISH_ROWS) * triton.cdiv(weight.outputs, FINISH_OUTPUTS),)
+        finish_kernel[grid](
+            result,
+            *levels,
+            out,
+            rows,
+            weight.outputs,
+            splits,
+            bias_stride,
+            out.stride(0),
+            input_factor,
+            ROWS=FINISH_ROWS,
+            OUTPUTS=FINISH_OUTPUTS,
+            **numerics,
+        )

@@ -1,0 +1,224 @@
+"""The linear kernels: in the interpreter, as machine code for every target, and on a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+import triton.language as tl
+from torch.nn import functional
+from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from piper_kernels._triton.targets import AcceleratorTarget
+from piper_kernels.linear.nvfp4 import _operand_kernels, _product_kernels
+from piper_kernels.linear.nvfp4._plan import plan_product
+from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
+
+CHECKS = Path(__file__).with_name("kernel_checks.py")
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+POINTERS = {
+    "amax_bits": "*i32",
+    "bias": "*bf16",
+    "given": "*fp32",
+    "input_level": "*fp32",
+    "level": "*fp32",
+    "out": "*bf16",
+    "partials": "*fp32",
+    "qdata": "*u8",
+    "qdata_words": "*i32",
+    "scale": "*u8",
+    "source": "*bf16",
+    "weight_level": "*fp32",
+    "words": "*i16",
+    "factor": "fp32",
+    "input_factor": "fp32",
+}
+ALIGNED = (
+    "source", "words", "scale", "out", "features", "width", "split_depth", "word_row_stride",
+    "source_row_stride", "out_row_stride", "qdata", "qdata_words", "row_stride",
+)  # fmt: skip
+NUMERICS = {"LEVEL_X": True, "LEVEL_W": True, "BIAS": True}
+DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+
+
+def run_checks(*arguments, **environment):
+    result = subprocess.run(
+        [sys.executable, str(CHECKS), *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "kernel checks passed" in result.stdout
+
+
+def test_numerics_in_the_interpreter():
+    run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.fixture(params=TARGETS)
+def target(request, tmp_path, monkeypatch):
+    target = TARGETS[request.param]
+    backends = triton.backends.backends
+    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    if name not in backends:
+        pytest.skip(f"this Triton has no {name} backend")
+    if not backends[name].compiler.supports_target(target):
+        pytest.skip(f"this Triton's {name} backend does not support {target}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return request.param
+
+
+def build(kernel, target, constants, options=None, **types):
+    """Compile with the argument types of the launchers; the rest are 32-bit sizes."""
+    signature = {
+        name: "constexpr" if name in constants else (POINTERS | types).get(name, "i32")
+        for name in kernel.arg_names
+    }
+    aligned = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name in ALIGNED
+        if name in kernel.arg_names
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants, aligned), target=TARGETS[target], options=options
+    )
+    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\x7fELF"
+    return compiled
+
+
+def build_product(target, plan, dtype, **flags):
+    on_cuda = target.startswith("sm_")
+    constants = NUMERICS | {
+        "ROWS": plan.rows,
+        "OUTPUTS": plan.outputs,
+        "DEPTH": plan.depth,
+        "GROUP": plan.group,
+        "DTYPE": DTYPES[dtype],
+        "PRECISION": "tf32x3" if on_cuda and dtype == "fp32" else "ieee",
+        "ARRANGED": plan.arranged,
+        "EVEN": True,
+        "PARTIAL": False,
+        "SWIZZLED": True,
+        "HIGH_FIRST": False,
+        "NATIVE": on_cuda and dtype != "fp32",
+        "FP8": on_cuda and target != "sm_80",
+    }
+    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    return build(
+        _product_kernels.product_kernel,
+        target,
+        constants | flags,
+        options,
+        source=f"*{dtype}",
+        out="*fp32" if flags.get("PARTIAL") else f"*{dtype}",
+    )
+
+
+def plan_for(target, rows, operand_bytes):
+    backend = TARGETS[target].backend
+    accelerator = AcceleratorTarget(backend, target)
+    return plan_product(accelerator, 132, rows, 8192, 8192, operand_bytes)
+
+
+def test_products(target):
+    compiled = build_product(target, plan_for(target, 16, 2), "bf16", PARTIAL=True)
+    if target.startswith("sm_"):
+        # Codes are decoded two at a time and never stored to shared memory as numbers.
+        assert "fma.rn.bf16x2" in compiled.asm["ptx"]
+    if target == "sm_90":
+        assert "wgmma.mma_async" in compiled.asm["ptx"]
+        assert "dot_op<{opIdx = 0" in compiled.asm["ttgir"]
+        compiled = build_product(target, plan_for(target, 1024, 2), "bf16")
+        assert compiled.metadata.shared <= 227 * 1024 // 3  # three programs a processor
+        build_product(target, plan_for(target, 1024, 2), "fp16", EVEN=False, HIGH_FIRST=True)
+        build_product(target, plan_for(target, 1024, 4), "fp32")
+        build_product(target, plan_for(target, 64, 4), "fp32", SWIZZLED=False)
+    elif target == "sm_80":
+        build_product(target, plan_for(target, 1024, 2), "fp16")
+    flags = NUMERICS | {"ROWS": 4, "OUTPUTS": 512, "DTYPE": tl.bfloat16, "NATIVE": False}
+    build(_product_kernels.finish_kernel, target, flags)
+
+
+def test_operands(target):
+    tile = {"ROWS": 8, "COLUMNS": 256, "GROUP": 64}
+    native = target in ("sm_100", "sm_120")
+    activation = {"GELU": False, "SWIGLU": True}
+    for flags in ({},) if target != "sm_90" else ({}, {"GELU": True, "SWIGLU": False}):
+        build(_operand_kernels.input_amax_kernel, target, tile | activation | flags)
+        encode = {"DYNAMIC": True, "HIGH_FIRST": False, "NATIVE": native}
+        compiled = build(
+            _operand_kernels.encode_input_kernel, target, tile | activation | encode | flags
+        )
+        assert ("e2m1x2" in compiled.asm.get("ptx", "")) == native
+    arranged = tile | {"ARRANGED": True}
+    build(_operand_kernels.quantized_operand_kernel, target, arranged | {"DYNAMIC": True})
+    build(_operand_kernels.dense_operand_kernel, target, arranged)
+    del arranged["GROUP"]
+    build(_operand_kernels.packed_operand_kernel, target, arranged)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnTheGpu:
+    def test_numerics(self):
+        run_checks("cuda")
+
+    @pytest.mark.parametrize("rows", [1, 16, 65, 1000])
+    @pytest.mark.parametrize("dynamic", [None, False, True])
+    def test_is_capturable_and_never_synchronizes(self, rows, dynamic):
+        weight = ConvRotNVFP4Tensor.from_hp(
+            torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16),
+            group_size=64,
+            compute_per_tensor_scale=True,
+            is_swizzled_scales=True,
+        )
+        if dynamic is not None:
+            weight.act_quant_kwargs = QuantizeTensorToNVFP4Kwargs(
+                is_swizzled_scales=True, use_dynamic_per_tensor_scale=dynamic
+            )
+        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        with torch.inference_mode():
+            functional.linear(x, weight)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                expected = functional.linear(x, weight)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = functional.linear(x, weight)
+            graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, expected)
+
+    def test_offsets_beyond_int32(self, large_device_memory):
+        rows, outputs = 80_000, 28_672
+        weight = ConvRotNVFP4Tensor.from_hp(
+            torch.randn(outputs, 256, device="cuda", dtype=torch.bfloat16),
+            group_size=64,
+            is_swizzled_scales=True,
+        )
+        x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+        with torch.inference_mode():
+            tail = functional.linear(x, weight)[-200:].clone()
+            assert torch.equal(tail, functional.linear(x[-200:], weight))
