@@ -144,6 +144,26 @@ def test_how_chunked_libraries_are_called(row, monkeypatch, name):
     assert (seen["scale"], seen["output_final_state"], seen["heads"]) == (0.5, True, (2, 4))
 
 
+def fake_flashinfer(monkeypatch):
+    library, module = ModuleType("flashinfer"), ModuleType("flashinfer.gdn_prefill")
+    library.gdn_prefill = module
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    monkeypatch.setitem(sys.modules, "flashinfer.gdn_prefill", module)
+    return module
+
+
+@pytest.mark.parametrize(("arch", "usable"), [("sm90", False), ("sm100", True)])
+def test_a_missing_kernel_is_found_before_the_call(row, monkeypatch, arch, usable):
+    module = fake_flashinfer(monkeypatch)
+    module.chunk_gated_delta_rule = module.chunk_gated_delta_rule_sm100 = print
+    module.chunk_gated_delta_rule_sm90 = None
+    if usable:
+        assert row("flashinfer.attention_gdn", **{"device.arch": arch})
+    else:
+        with pytest.raises(ImportError, match="for sm90 is unavailable; install nvidia-cutlass"):
+            row("flashinfer.attention_gdn", **{"device.arch": arch})
+
+
 def test_how_flashinfer_is_called(row, monkeypatch):
     """The stand-in computes with the library's conventions: decay itself, values first."""
 
@@ -162,10 +182,7 @@ def test_how_flashinfer_is_called(row, monkeypatch):
                     out[t, head] = options["scale"] * (s[request, head] @ query)
         return out, s.float()
 
-    module = ModuleType("flashinfer.gdn_prefill")
-    module.chunk_gated_delta_rule = chunk_gated_delta_rule
-    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
-    monkeypatch.setitem(sys.modules, "flashinfer.gdn_prefill", module)
+    fake_flashinfer(monkeypatch).chunk_gated_delta_rule = chunk_gated_delta_rule
     args, state = inputs(), torch.randn(3, 4, DIM, DIM)
     facts = {"attrs.use_qk_l2norm": True}
     actual = row("flashinfer.attention_gdn", **facts)(*args, scale=0.5, state=state)
@@ -230,8 +247,14 @@ def test_rows_on_the_gpu(row, relative_error, name, counts):
     if not verdict.eligible:
         pytest.skip(verdict.reason)
     facts = {"attrs.use_qk_l2norm": True}
+    major, minor = torch.cuda.get_device_capability()
+    facts["device.arch"] = f"sm{major}{minor}"
+    try:
+        run = row(f"{name}.attention_gdn", **facts)
+    except ImportError as missing:
+        pytest.skip(str(missing))
     state = 0.1 * torch.randn(3, max(heads, value_heads), 128, 128, device="cuda")
-    actual = row(f"{name}.attention_gdn", **facts)(*args, scale=128**-0.5, state=state)
+    actual = run(*args, scale=128**-0.5, state=state)
     expected = row("eager.attention_gdn", **facts)(*args, scale=128**-0.5, state=state)
     for one, other in zip(actual, expected, strict=True):
         assert relative_error(one, other) < 2e-2

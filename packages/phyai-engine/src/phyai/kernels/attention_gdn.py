@@ -124,8 +124,16 @@ def _chunked(module: str) -> Callable[[Facts, Mapping[str, Any]], Run]:
 
 
 def _flashinfer(facts: Facts, params: Mapping[str, Any]) -> Run:  # noqa: ARG001
-    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+    from flashinfer import gdn_prefill
 
+    # The library imports without its kernels and fails only when it is called.
+    series = "sm90" if str(facts.get("device.arch")).startswith("sm9") else "sm100"
+    if getattr(gdn_prefill, f"chunk_gated_delta_rule_{series}", True) is None:
+        raise ImportError(
+            f"FlashInfer's gated delta rule for {series} is unavailable; install "
+            "nvidia-cutlass-dsl in the version that FlashInfer asks for"
+        )
+    kernel = gdn_prefill.chunk_gated_delta_rule
     normed = _is_normed(facts)
 
     def run(
@@ -145,7 +153,7 @@ def _flashinfer(facts: Facts, params: Mapping[str, Any]) -> Run:  # noqa: ARG001
         query, key = (_unit(x).to(x.dtype) if normed else x for x in (q, k))
         # The library keeps values before keys in a state and takes the decay itself.
         first = _start(state, cu_seqlens.numel() - 1, a.shape[1], v).transpose(2, 3).contiguous()
-        out, final = chunk_gated_delta_rule(
+        out, final = kernel(
             query.contiguous(),
             key.contiguous(),
             v.contiguous(),
