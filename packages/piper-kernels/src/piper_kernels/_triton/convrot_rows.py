@@ -6,8 +6,6 @@
 import triton
 import triton.language as tl
 
-from piper_kernels._triton.convrot_int8 import divide_rows
-
 # 1.5 * 2**23 leaves no fraction bits, so adding it rounds half to even; 128 makes codes unsigned.
 _ROUND_TO_BYTE = tl.constexpr(12583040.0)
 # What the exponent bits of four rounded values sum to in a word, negated.
@@ -50,6 +48,25 @@ def rotate_rows_mirrored(values, GROUP: tl.constexpr):
 
 
 @triton.jit
+def corrected_quotient(values, divisor, reciprocal):
+    """Return the FP32 quotient, rounded as a division is where all steps are normal numbers.
+
+    The product with the rounded reciprocal is corrected once by its exact remainder (Markstein,
+    IA-64 and Elementary Functions, 2000).
+    """
+    quotient = values * reciprocal
+    return tl.fma(tl.fma(-quotient, divisor, values), reciprocal, quotient)
+
+
+@triton.jit
+def row_scales(amax):
+    """Return ``max(amax / 127, 1e-30)`` of FP32 ``[ROWS]``; NaN where ``amax`` is not finite."""
+    divisor = tl.full(amax.shape, 127.0, tl.float32)
+    scale = corrected_quotient(amax, divisor, tl.full(amax.shape, 1.0 / 127.0, tl.float32))
+    return tl.where(scale < 1e-30, 1e-30, scale)
+
+
+@triton.jit
 def encode_mirrored_words(values, scale, CLAMP: tl.constexpr):
     """Return the codes of mirrored rows, four to a word and in their order within it.
 
@@ -63,7 +80,11 @@ def encode_mirrored_words(values, scale, CLAMP: tl.constexpr):
     """
     ROWS: tl.constexpr = values.shape[0]
     WORDS: tl.constexpr = values.shape[1] // 4
-    scaled = divide_rows(values, scale)
+    # One Newton step rounds the approximate reciprocal of a row.
+    approximate = 1.0 / scale
+    exact = tl.fma(tl.fma(-scale, approximate, 1.0), approximate, approximate)
+    divisor = tl.broadcast_to(scale[:, None], values.shape)
+    scaled = corrected_quotient(values, divisor, tl.broadcast_to(exact[:, None], values.shape))
     if CLAMP:
         scaled = tl.minimum(tl.maximum(scaled, -128.0), 127.0)
     bits = (scaled + _ROUND_TO_BYTE).to(tl.int32, bitcast=True)

@@ -1,5 +1,7 @@
 """Every kernel and plan compiles to machine code for its targets, without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -104,3 +106,46 @@ def test_preparation(target, activation):
 def test_mean(target):
     constants = {"ROWS": 32, "COLUMNS": 128, "MASKED": True}
     build(mean.sum_rows_kernel, target, constants, out="*fp32", parts="i32")
+
+
+def test_hopper_matmul(tmp_path, monkeypatch):
+    hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from piper_kernels.linear.convrot.int8._nvidia import hopper_kernel, hopper_plan
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = hopper_kernel.hopper_matmul_kernel
+    names = list(kernel.arg_names)
+    plans = [*hopper_plan.PLANS, replace(hopper_plan.THIN, split_k=4)]
+    for index, plan in enumerate(plans):
+        paired = index % 2 == 0
+        constants = {
+            "STAGES": plan.stages, "GROUP_M": plan.group_m, "SPLIT_K": plan.split_k,
+            "STORE": hopper.store_layout(plan.block_m, plan.block_n, plan.num_warps),
+            "PAIRED": paired, "HAS_BIAS": not paired, "HAS_SECOND_BIAS": paired,
+            "COPY_REGISTERS": hopper.COPY_REGISTERS,
+        }  # fmt: skip
+        blocks = {"x_desc": [plan.block_m, plan.block_k], "w_desc": [plan.block_n, plan.block_k]}
+        blocks["second_w_desc"] = blocks["w_desc"]
+        types = POINTERS | dict.fromkeys(INT64, "i64")
+        types |= {n: f"tensordesc<i8{b},{hopper.operand_layout(*b)!r}>" for n, b in blocks.items()}
+        types["out"] = "*i32" if plan.split_k > 1 else "*bf16"
+        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+        divisible = ("out", "columns", "out_row_stride")
+        source = GluonASTSource(
+            kernel,
+            signature,
+            {(names.index(name),): value for name, value in constants.items()},
+            {(names.index(n),): [["tt.divisibility", 16]] for n in divisible},
+        )
+        options = {
+            "num_warps": plan.num_warps, "maxnreg": hopper.max_registers(plan),
+            "enable_fp_fusion": False,
+        }  # fmt: skip
+        compiled = triton.compile(source, target=TARGETS["sm_90"], options=options)
+        assert "wgmma.mma_async.sync.aligned.m64n" in compiled.asm["ptx"]
+        # One kibibyte of a multiprocessor's shared memory is reserved for each program.
+        assert plan.programs_per_sm * (compiled.metadata.shared + 1024) <= 228 * 1024
+        if plan.split_k == 1:
+            assert "st.global.v4" in compiled.asm["ptx"]

@@ -44,6 +44,14 @@ def test_opcheck_linear_prepared(dtype):
     torch.library.opcheck(_ops.linear_prepared, args)
 
 
+@pytest.mark.parametrize("blocks", [None, torch.tensor([64, 3], dtype=torch.int32)])
+def test_opcheck_dequantized_input_mean(blocks):
+    codes, scale = reference.prepare_input(torch.randn(2, 128, 64), 16)
+    torch.library.opcheck(_ops.dequantized_input_mean, (codes, scale, blocks))
+    mean = ops.convrot_int8_dequantized_input_mean(codes, scale, blocks)
+    assert torch.equal(mean, reference.dequantized_input_mean(codes, scale, blocks))
+
+
 def test_prepared_projections_equal_the_linear():
     x, weight, bias = operands(torch.bfloat16, (2, 3))
     codes, scale = ops.convrot_int8_prepare_input(x, 16)
@@ -108,6 +116,8 @@ def test_fakes_select_no_backend(monkeypatch):
         assert (rows.shape, rows.dtype) == ((2, 3), torch.float32)
         z = ops.convrot_int8_linear_prepared(codes, rows, qdata, scale, None, torch.float16)
         assert (z.shape, z.dtype) == ((2, 3, 7), torch.float16)
+        mean = ops.convrot_int8_dequantized_input_mean(codes, rows)
+        assert (mean.shape, mean.dtype) == ((2, 64), torch.float32)
 
 
 @pytest.mark.parametrize("scale", [None, torch.tensor(0.5)])

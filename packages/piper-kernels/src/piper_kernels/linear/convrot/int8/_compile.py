@@ -1,7 +1,6 @@
 """The graph pass over ConvRot INT8 linears."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -85,12 +84,6 @@ class ConvRotInt8LinearPass(GraphRewritePass):
         return share_preparations(graph, FORMAT) or changed
 
 
-@cache
-def linear_pass() -> ConvRotInt8LinearPass:
-    """Return the pass, one for the process."""
-    return ConvRotInt8LinearPass()
-
-
 def compile_options(options: Mapping[str, object] | None = None) -> dict[str, object]:
     """See ``piper_kernels.linear.convrot.convrot_int8_compile_options``."""
-    return install_passes(options, linear_pass())
+    return install_passes(options, ConvRotInt8LinearPass())

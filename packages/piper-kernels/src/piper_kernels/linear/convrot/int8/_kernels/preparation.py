@@ -7,10 +7,10 @@
 import triton
 import triton.language as tl
 
-from piper_kernels._triton.convrot_int8 import scale_from_amax
 from piper_kernels._triton.convrot_rows import (
     encode_mirrored_words,
     rotate_rows_mirrored,
+    row_scales,
     store_mirrored_words,
 )
 from piper_kernels._triton.reductions import row_amax_bits
@@ -116,7 +116,7 @@ def prepare_rows_kernel(
             amax = tl.maximum(amax, row_amax_bits(v1))
         if COUNT > 2:
             amax = tl.maximum(amax, row_amax_bits(v2))
-        new = scale_from_amax(amax.to(tl.float32, bitcast=True))
+        new = row_scales(amax.to(tl.float32, bitcast=True))
     store_codes(v0, new, words, rows, mask, 0, features, GROUP, STATIC)
     if COUNT > 1:
         store_codes(v1, new, words, rows, mask, SIZE, features, GROUP, STATIC)
@@ -149,7 +149,7 @@ def prepare_wide_rows_kernel(
         for first in range(0, features, SIZE):
             values = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
             amax = tl.maximum(amax, row_amax_bits(values))
-        new = scale_from_amax(amax.to(tl.float32, bitcast=True))
+        new = row_scales(amax.to(tl.float32, bitcast=True))
     for first in range(0, features, SIZE):
         values = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
         store_codes(values, new, words, rows, mask, first, features, GROUP, STATIC)

@@ -42,9 +42,10 @@ SPLITS = (1, 2, 3, 4, 6, 8, 16)
 
 # What a multiprocessor does in a microsecond, fitted to times of an H200.
 _PRODUCTS = 7.5e6
-_OPERAND_BYTES = 85e3
+_OPERAND_BYTES = 90e3
 _MEMORY_BYTES = 4.0e6  # of all multiprocessors together
 _EPILOGUE_ELEMENTS = 6.5e3
+_OVERLAP_LOSS = 0.2  # of the shorter of memory and multiprocessors
 _SUM_LAUNCH = 3.0
 
 
@@ -52,7 +53,8 @@ def estimate(plan: HopperPlan, rows: int, columns: int, depth: int, sm_count: in
     """Return a model of the time in microseconds, without the launch.
 
     A step takes as long as its products or as the copy of its operands into shared memory; all
-    programs together cannot read the weight faster than memory delivers it. Two programs on one
+    programs together cannot read the weight faster than memory delivers it, and the two overlap
+    imperfectly. Two programs on one
     multiprocessor hide their epilogues behind one another's products.
     """
     tiles = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n)
@@ -63,7 +65,8 @@ def estimate(plan: HopperPlan, rows: int, columns: int, depth: int, sm_count: in
     epilogue = plan.block_m * plan.block_n / _EPILOGUE_ELEMENTS
     hidden = 1 if plan.programs_per_sm > 1 else waves
     busy = waves * steps * max(products, operands) + hidden * epilogue
-    time = max(busy, columns * depth / _MEMORY_BYTES)
+    memory = columns * depth / _MEMORY_BYTES
+    time = max(busy, memory) + _OVERLAP_LOSS * min(busy, memory)
     if plan.split_k > 1:
         time += _SUM_LAUNCH + (plan.split_k + 1) * rows * columns * 4 / _MEMORY_BYTES
     return time
