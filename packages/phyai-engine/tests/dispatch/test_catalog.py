@@ -82,7 +82,7 @@ def test_operations_and_references(catalog):
         "rope",
     }
     assert catalog.coverage_gaps() == ()
-    assert catalog.libraries() == ("fla", "flash_qla", "flashinfer", "humming", "triton")
+    assert catalog.libraries() == ("cudnn", "fla", "flash_qla", "flashinfer", "humming", "triton")
 
 
 def test_every_row_constrains_a_required_fact(catalog):

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from phyai.dispatch.catalog import build_catalog
 from phyai.kernels.flashinfer_attention import PagedRunner, RaggedRunner, workspace_bytes
 from phyai.runtime.paged import PagedPlan
 
@@ -265,7 +266,6 @@ def test_dense_gemm_calls(monkeypatch, row, strided):
 
     module_with(monkeypatch, "gemm")
     sys.modules["flashinfer"].mm_bf16 = mm_bf16
-    monkeypatch.setitem(sys.modules, "cudnn", ModuleType("cudnn"))
     layer = ModuleType("layer")
     layer.weight = torch.randn(5, 8)
     run = row("flashinfer.gemm.bf16")
@@ -276,12 +276,12 @@ def test_dense_gemm_calls(monkeypatch, row, strided):
     assert run(layer, torch.zeros(0, 8), None).shape == (0, 5)
 
 
-def test_dense_gemm_loses_its_turn_without_cudnn(monkeypatch, row):
-    module_with(monkeypatch, "gemm")
-    sys.modules["flashinfer"].mm_bf16 = torch.mm
-    monkeypatch.setitem(sys.modules, "cudnn", None)
-    with pytest.raises(ImportError):
-        row("flashinfer.gemm.bf16")
+@pytest.mark.parametrize(
+    "kernel_id",
+    ["flashinfer.gemm.bf16", "flashinfer.attention.cudnn", "flashinfer.attention_paged.cudnn"],
+)
+def test_rows_on_cudnn_ask_for_its_frontend(kernel_id):
+    assert "cudnn" in build_catalog().impl(kernel_id).libraries()
 
 
 def test_block_fp8_gemm_scales_the_input_per_token_and_block(monkeypatch, row, strided):

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from phyai.dispatch.device import has_real_gpu
 
 DISTRIBUTIONS = {
+    "cudnn": "nvidia-cudnn-frontend",
     "fla": "flash-linear-attention",
     "flash_qla": "flash-qla",
     "flashinfer": "flashinfer-python",

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, family_in, is_none, is_set, one_of
+from phyai.dispatch.conditions import eq, family_in, is_none, is_set, lib, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
@@ -20,7 +20,7 @@ BLACKWELL = family_in("sm10", "sm11")
 BACKENDS: dict[str, Predicate] = {
     "fa2": ALWAYS,
     "fa3": HOPPER,
-    "cudnn": ALWAYS,
+    "cudnn": lib("cudnn"),
     "cutlass": BLACKWELL,
     "cute-dsl": ALWAYS,
 }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, is_set, one_of
+from phyai.dispatch.conditions import eq, is_set, lib, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BACKENDS: dict[str, Predicate] = {
     "fa2": ALWAYS,
     "fa3": HOPPER,
-    "cudnn": ALWAYS,
+    "cudnn": lib("cudnn"),
     "trtllm-gen": BLACKWELL,
 }
 """FlashInfer's kernels for paged caches and what they need beyond the common condition."""

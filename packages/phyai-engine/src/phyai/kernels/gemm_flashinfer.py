@@ -1,6 +1,5 @@
 """FlashInfer's matrix products: dense bf16, FP8 with block scales, NVFP4."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import at_least, divisible, eq, is_none, one_of
+from phyai.dispatch.conditions import at_least, divisible, eq, is_none, lib, one_of
 from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import all_of
@@ -37,9 +36,6 @@ def _flat(kernel: Callable[[Any, Tensor], Tensor]) -> Gemm:
 
 def _prepare_bf16(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
     from flashinfer import mm_bf16
-
-    # Its default backend fails only when it is called without cuDNN's frontend.
-    importlib.import_module("cudnn")
 
     def product(layer: Any, rows: Tensor) -> Tensor:
         return mm_bf16(rows, layer.weight.t())
@@ -121,6 +117,7 @@ def register(catalog: Catalog) -> None:
                 at_least("sm80"),
                 eq("dtype.input", "bf16"),
                 one_of("dtype.weight", None, "bf16"),
+                lib("cudnn"),
             ),
         ),
         (
