@@ -6,11 +6,21 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="session")
-def packed_data():
-    """Return the module ``gguf/packed_data.py``: packed blocks and a scalar decoder."""
-    path = Path(__file__).parent / "gguf" / "packed_data.py"
-    spec = importlib.util.spec_from_file_location("packed_data", path)
+def _load(folder, name):
+    path = Path(__file__).parent / folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def packed_data():
+    """Return the module ``gguf/packed_data.py``: packed blocks and a scalar decoder."""
+    return _load("gguf", "packed_data")
+
+
+@pytest.fixture(scope="session")
+def graph_capture():
+    """Return the module ``_compile/graph_capture.py``: compilation up to the graph passes."""
+    return _load("_compile", "graph_capture")

@@ -76,7 +76,7 @@ def test_public_names_and_no_tensors_under_linear():
         import piper_kernels.weights.convrot as convrot
         import piper_kernels.weights.convrot.int8 as int8
 
-        assert linear.__all__ == ["convrot_int8_linear"]
+        assert linear.__all__ == ["convrot_int8_compile_options", "convrot_int8_linear"]
         assert rounding.__all__ == [
             "signed_seed", "stochastic_codebook_indices", "stochastic_round_to_int"
         ]

@@ -1,11 +1,30 @@
 """What all quantized weight classes share: in-place updates and the rule of the graph cache."""
 
+import weakref
 from typing import Any, Self
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from piper_kernels.weights._rebuild import cache_bypass, describe_metadata
+
+# Inner tensors and the weight whose cache key was asked for.
+_owners: Any = WeakIdKeyDictionary()
+
+
+def _refuse_shared_tensors(weight: Any) -> None:
+    """Keep graphs of several weights over one inner tensor out of the disk cache.
+
+    Such a graph reads one operand for all of them, and the key, made of each weight alone,
+    would give it to weights with tensors of their own.
+    """
+    for name in weight.__tensor_flatten__()[0]:
+        inner = getattr(weight, name)
+        owner = _owners.get(inner)
+        if owner is not None and owner() is not None and owner() is not weight:
+            raise cache_bypass(f"{type(weight).__name__} that shares its storage")
+        _owners[inner] = weakref.ref(weight)
 
 
 class QuantizedWeight:
@@ -69,15 +88,19 @@ class QuantizedWeight:
         """Describe the metadata that a compiled graph of this weight depends on.
 
         Raises:
-            BypassAOTAutogradCache: The input scale is static. The cache key cannot tell
-                whether weights share that scalar, so such graphs are not cached on disk.
+            BypassAOTAutogradCache: The input scale is static, or another weight of the graph
+                has an inner tensor of this one. The cache key cannot tell whether weights
+                share tensors, so such graphs are not cached on disk.
         """
         if self.act_per_tensor_scale is not None:
-            raise cache_bypass(type(self).__name__)
+            raise cache_bypass(f"{type(self).__name__} with a static input scale")
+        _refuse_shared_tensors(self)
         return describe_metadata(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # torch 2.11 makes the cache key by pickling the fake weight and never asks the hook above.
-        if self.act_per_tensor_scale is not None and isinstance(self.qdata, FakeTensor):
-            raise cache_bypass(type(self).__name__)
+        if isinstance(self.qdata, FakeTensor):
+            if self.act_per_tensor_scale is not None:
+                raise cache_bypass(f"{type(self).__name__} with a static input scale")
+            _refuse_shared_tensors(self)
         return super().__reduce_ex__(protocol)

@@ -46,8 +46,8 @@ def describe_metadata(weight: Any) -> str:
     )
 
 
-def cache_bypass(name: str) -> Exception:
+def cache_bypass(what: str) -> Exception:
     """Returns the exception that keeps a graph out of AOTAutograd's disk cache."""
     from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
-    return BypassAOTAutogradCache(f"{name} with a static input scale is not cached on disk")
+    return BypassAOTAutogradCache(f"a graph of a {what} is not cached on disk")

@@ -1,7 +1,6 @@
 """The graph pass over NVFP4 and ConvRot NVFP4 linears."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -130,23 +129,11 @@ class ConvRotNVFP4LinearPass(_NVFP4Pass):
     fmt = CONVROT_NVFP4
 
 
-@cache
-def linear_pass() -> NVFP4LinearPass:
-    """Return the pass over NVFP4 linears, one for the process."""
-    return NVFP4LinearPass()
-
-
-@cache
-def convrot_linear_pass() -> ConvRotNVFP4LinearPass:
-    """Return the pass over ConvRot NVFP4 linears, one for the process."""
-    return ConvRotNVFP4LinearPass()
-
-
 def compile_options(options: Mapping[str, object] | None = None) -> dict[str, object]:
     """See ``piper_kernels.linear.nvfp4.nvfp4_compile_options``."""
-    return install_passes(options, linear_pass())
+    return install_passes(options, NVFP4LinearPass())
 
 
 def convrot_compile_options(options: Mapping[str, object] | None = None) -> dict[str, object]:
     """See ``piper_kernels.linear.convrot.nvfp4.convrot_nvfp4_compile_options``."""
-    return install_passes(options, convrot_linear_pass())
+    return install_passes(options, ConvRotNVFP4LinearPass())

@@ -1,0 +1,1 @@
+"""Shared machinery of the Inductor graph passes; see README.md."""

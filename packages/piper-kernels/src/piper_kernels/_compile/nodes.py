@@ -1,0 +1,115 @@
+"""Reading and replacing nodes of a functional ATen graph."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.fx import Graph, Node, map_arg
+
+aten = torch.ops.aten
+
+
+def is_call(node: object, *targets: Any) -> bool:
+    """Return whether a value is a node that calls one of the targets."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def bind_arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call of a custom operator by name, defaults included."""
+    target: Any = node.target
+    bound: dict[str, Any] = {}
+    for position, argument in enumerate(target._schema.arguments):
+        if position < len(node.args):
+            bound[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            bound[argument.name] = node.kwargs[argument.name]
+        else:
+            bound[argument.name] = argument.default_value if argument.has_default_value() else None
+    return bound
+
+
+def fake_value(node: object) -> Tensor | None:
+    """Return the fake tensor that stands for the result of a node, if it is known."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def dimension_key(size: Any) -> object:
+    """Return a hashable key of a size: equal keys are provably equal sizes.
+
+    A symbolic size is never turned into an integer, so comparing keys adds no guard.
+    """
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression) if expression.is_Integer else expression
+
+
+def shape_key(shape: Sequence[Any]) -> tuple[object, ...]:
+    """Return ``dimension_key`` of every size."""
+    return tuple(dimension_key(size) for size in shape)
+
+
+def is_contiguous(value: Tensor) -> bool:
+    """Return whether the strides are provably those of a contiguous tensor."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        key = dimension_key(size)
+        if key != 1 and dimension_key(stride) != dimension_key(expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def insert_call(graph: Graph, target: Any, args: tuple[Any, ...]) -> Node:
+    """Append a call at the insertion point, with the fake value of its result.
+
+    Custom operators compute shapes only for fake tensors.
+    """
+    node = graph.call_function(target, args)
+    values: Any = map_arg(args, lambda item: item.meta["val"])
+    mode = detect_fake_mode(values)
+    if mode is None:
+        node.meta["val"] = target(*values)
+    else:
+        with mode:
+            node.meta["val"] = target(*values)
+    return node
+
+
+def has_values(node: Node) -> bool:
+    """Return whether the values of a call and of all its operands are known."""
+    return all("val" in item.meta for item in (node, *node.all_input_nodes))
+
+
+def insert_reshape(graph: Graph, node: Node, like: Node) -> Node:
+    """Append a reshape of ``[..., width]`` to the leading sizes of another node."""
+    lead = [_size(graph, like, dim) for dim in range(like.meta["val"].ndim - 1)]
+    width = _size(graph, node, node.meta["val"].ndim - 1)
+    return insert_call(graph, aten.reshape.default, (node, [*lead, width]))
+
+
+def _size(graph: Graph, node: Node, dim: int) -> Any:
+    size = node.meta["val"].shape[dim]
+    return size if isinstance(size, int) else insert_call(graph, aten.sym_size.int, (node, dim))
+
+
+def replace_node(node: Node, replacement: Node) -> None:
+    """Let a new node take the place and the metadata of a call, and erase the call.
+
+    ``eager_input_vals`` describes operands that the new call does not have.
+    """
+    value = replacement.meta.get("val")
+    replacement.meta = {k: v for k, v in node.meta.items() if k != "eager_input_vals"}
+    if value is not None:
+        replacement.meta["val"] = value
+    node.replace_all_uses_with(replacement)
+    node.graph.erase_node(node)
+
+
+def used_only_by(nodes: AbstractSet[Node], consumer: Node) -> bool:
+    """Return whether no node of a set has a user outside the set and one consumer."""
+    return all(user in nodes or user is consumer for node in nodes for user in node.users)

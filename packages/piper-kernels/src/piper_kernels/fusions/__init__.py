@@ -1,0 +1,1 @@
+"""Operators that fuse several layers, and the graph rewrites that use them."""

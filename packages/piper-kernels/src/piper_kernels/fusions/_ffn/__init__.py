@@ -1,0 +1,1 @@
+"""What the feed-forward fusions share."""

@@ -1,0 +1,30 @@
+"""Compile options of SwiGLU networks of ConvRot NVFP4 linears."""
+
+from collections.abc import Mapping
+
+
+def convrot_nvfp4_swiglu_ffn_compile_options(
+    options: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Return ``torch.compile`` options that fuse SwiGLU networks of ConvRot NVFP4 linears.
+
+    ``down(silu(gate(x)) * value(x))`` in float16 or bfloat16, whose intermediate values are used
+    nowhere else, becomes one operator that computes a bounded number of rows at a time; a gated
+    residual update behind it becomes part of it. Every projection keeps its bias and its static
+    or dynamic input scale. The activation is computed in FP32. What does not match stays as it
+    is, and ordinary linears are rewritten as by
+    ``piper_kernels.linear.convrot.nvfp4.convrot_nvfp4_compile_options``.
+
+    Linears of plain NVFP4 weights may be mixed with those of ConvRot NVFP4 weights.
+
+    Args:
+        options: Options to extend; not modified. Passes in it are kept, in order.
+
+    Returns:
+        Options for ``torch.compile(model, options=...)``, which excludes ``mode=...``.
+        Calling this again on the result changes nothing.
+    """
+    # Inductor loads when compilation is asked for.
+    from piper_kernels.fusions._ffn.nvfp4_compile import convrot_swiglu_compile_options
+
+    return convrot_swiglu_compile_options(options)
