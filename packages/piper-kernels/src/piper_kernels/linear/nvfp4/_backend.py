@@ -105,6 +105,7 @@ def select_linear_backend(device: torch.device) -> LinearBackend:
     """
     if not support_of_kernels(device)[0]:
         return _PORTABLE
-    from piper_kernels.linear.nvfp4 import triton
+    from piper_kernels.linear.nvfp4 import _native, triton
 
-    return triton.backend(device)
+    usable, _ = _native.support(accelerator_target(device))
+    return _native.NativeBackend() if usable else triton.TritonBackend()

@@ -84,8 +84,7 @@ def _stream_plan(
         tile_rows *= 2
     depth = 256 if tile_rows <= 32 and operand_bytes <= 2 else 128
     stages = 3 if target is None or target.backend == "cuda" else 2
-    # Four programs of four warps on every processor, none with less than four steps.
-    tiles = ceil_div(outputs, 64)
-    wanted = ceil_div(4 * processors, tiles) if 4 * processors >= 2 * tiles else 1
-    splits = max(1, min(wanted, features // (4 * depth), 16))
+    # Up to four programs of four warps on every processor, none with less than two steps.
+    wanted = 4 * processors // ceil_div(outputs, 64)
+    splits = max(1, min(wanted, features // (2 * depth), 16))
     return ProductPlan(tile_rows, 64, depth, splits, 1, 4, stages, False)

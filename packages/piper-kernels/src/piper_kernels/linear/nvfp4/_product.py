@@ -103,7 +103,6 @@ def multiply(
     rows, width = operand.shape
     device = operand.device
     target = accelerator_target(device)
-    capability = (0, 0) if target is None else target.capability
     dtype = operand_dtype(operand.dtype, device)
     partial = plan.splits > 1
     split_depth = ceil_div(ceil_div(width, plan.depth), plan.splits) * plan.depth
@@ -114,7 +113,7 @@ def multiply(
         "LEVEL_X": input_level is not None,
         "LEVEL_W": weight.level is not None,
         "BIAS": bias is not None,
-        "NATIVE": capability > (0, 0) and dtype.itemsize == 2,
+        "NATIVE": target is not None and target.backend == "cuda" and dtype.itemsize == 2,
     }
     result = out
     if partial:
@@ -149,7 +148,7 @@ def multiply(
         PARTIAL=partial,
         SWIZZLED=weight.swizzled,
         HIGH_FIRST=weight.high_first,
-        FP8=capability >= (8, 9),
+        FP8=target is not None and target.capability >= (8, 9),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
         **numerics,

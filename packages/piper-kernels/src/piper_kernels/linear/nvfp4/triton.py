@@ -211,14 +211,6 @@ class TritonBackend:
         return out.view(*input.shape[:-1], weight.outputs)
 
 
-_TRITON = TritonBackend()
-
-
-def backend(device: torch.device) -> TritonBackend:  # noqa: ARG001
-    """Return the backend of a device that runs Triton kernels."""
-    return _TRITON
-
-
 def _matrix(value: Tensor) -> Tensor:
     """Return ``[..., K]`` as a matrix with unit column stride; copies only what is not."""
     return rows_side_by_side(value.reshape(-1, value.shape[-1]))
