@@ -178,6 +178,12 @@ def test_humming_needs_a_prepared_layer(row):
         {"compute_config": {"use_batch_invariant": True, "gemm_type": "dense"}},
         {"tuning_config": {"block_m": 16}},
         {"tuning_config": [[0, 64, {"block_m": 16}], [64, 4096, {}]]},
+        {"tuning_config": {"num_ctas_per_sm": 32, "use_stream_k": False}},
+        {"tuning_config": {"num_ctas_per_sm": 19}},
+        {
+            "compute_config": {"use_batch_invariant": True},
+            "tuning_config": {"num_ctas_per_sm": 32},
+        },
     ],
 )
 def test_humming_params_are_accepted(params):
@@ -193,6 +199,22 @@ def test_humming_params_are_accepted(params):
         ({"compute_config": {"use_f16_accum": 1}}, "must be true or false, got 1"),
         ({"tuning_config": 5}, "tuning_config must be a mapping or a list"),
         ({"tuning_config": [[0, -1, {}]]}, "bounds must be non-negative integers"),
+        (
+            {"tuning_config": {"num_ctas_per_sm": 20}},
+            r"tuning_config needs 4224 locks .* a layer holds 4096; lower num_ctas_per_sm \(20\)",
+        ),
+        (
+            {"tuning_config": [[0, 64, {}], [64, 128, {"num_ctas_per_sm": 32}]]},
+            r"tuning_config\[1\] needs 6758 locks .* set use_stream_k to false",
+        ),
+        (
+            {"tuning_config": {"num_ctas_per_sm": "4"}},
+            "tuning_config num_ctas_per_sm must be a positive integer, got '4'",
+        ),
+        (
+            {"tuning_config": {"block_shape": [64, 128], "warp_shape": [64, 16, 64]}},
+            r"tuning_config block_shape must be three sizes \[M, N, K\], got \[64, 128\]",
+        ),
     ],
 )
 def test_bad_humming_params(params, message):

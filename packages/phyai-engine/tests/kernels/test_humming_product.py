@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from phyai.kernels import humming_product
+from phyai.kernels.humming_params import locks_needed
 from phyai.kernels.humming_product import Buckets, Options, multiply, warm_up
 
 INTERVALS = [[0, 8, {"tile": 8}], [8, 64, {"tile": 64}], [64, 2**30, {"tile": 128}]]
@@ -173,3 +174,25 @@ def test_humming_needs_a_prepared_layer(row):
     layer.prefix = "expert.mlp"
     with pytest.raises(RuntimeError, match=r"'expert\.mlp' has no humming_config.*quantiz"):
         run(layer, torch.zeros(1, 64), None)
+
+
+_WIDE = {"block_shape": [128, 256, 64], "warp_shape": [64, 32, 64]}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "count"),
+    [
+        ({}, 145),
+        ({"num_ctas_per_sm": 2}, 290),
+        ({"multi_cast_size_a": 2}, 144),
+        ({"multi_cast_size_a": 2, "multi_cast_size_b": 2}, 144),
+        (_WIDE, 580),
+        ({**_WIDE, "num_ctas_per_sm": 4}, 2320),
+        ({**_WIDE, "mma_type": "mma"}, 145),
+        ({**_WIDE, "output_chunk_rows": 16}, 145),
+        ({**_WIDE, "use_stream_k": False}, 0),
+    ],
+)
+def test_locks_of_a_split_along_k_on_132_multiprocessors(tuning, count):
+    """Values of the launcher's own check: a tenth more than the clusters, per warp group."""
+    assert locks_needed(tuning, multiprocessors=132) == count

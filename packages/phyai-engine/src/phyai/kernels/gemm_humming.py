@@ -15,9 +15,9 @@ from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import Predicate, all_of, any_of
 from phyai.kernels.conditions import NVIDIA
+from phyai.kernels.humming_params import check_params
 from phyai.kernels.humming_product import Options, multiply
 
-_COMPUTE_FLAGS = ("use_f16_accum", "use_batch_invariant", "use_m_major_input_scale")
 _FORMAT, _ACTIVATION = "quant.format", "quant.fields.activation"
 
 _HUMMING = all_of(
@@ -61,34 +61,6 @@ _ROWS: dict[str, Predicate] = {
 }
 
 
-def _check_params(params: Mapping[str, Any]) -> None:
-    """Checks ``compute_config`` and ``tuning_config``."""
-    compute = params.get("compute_config", {})
-    if not isinstance(compute, Mapping):
-        raise TypeError(f"compute_config must be a mapping, got {compute!r}")
-    for name, value in compute.items():
-        if name == "gemm_type":
-            if value != "dense":
-                raise ValueError(f"gemm_type is {value!r}; allowed: dense")
-        elif name not in _COMPUTE_FLAGS:
-            allowed = ", ".join(("gemm_type", *_COMPUTE_FLAGS))
-            raise ValueError(f"compute_config has unknown key {name!r}; allowed: {allowed}")
-        elif not isinstance(value, bool):
-            raise TypeError(f"compute_config {name} must be true or false, got {value!r}")
-    tuning = params.get("tuning_config", {})
-    if isinstance(tuning, Mapping):
-        return
-    entries = tuning if isinstance(tuning, list | tuple) else [tuning]
-    for entry in entries:
-        is_range = isinstance(entry, list | tuple) and len(entry) == 3
-        if not is_range or not isinstance(entry[2], Mapping):
-            raise TypeError(
-                f"tuning_config must be a mapping or a list of [low, high, mapping], got {entry!r}"
-            )
-        if not all(type(bound) is int and bound >= 0 for bound in entry[:2]):
-            raise TypeError(f"tuning_config bounds must be non-negative integers, got {entry!r}")
-
-
 def _prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:
     options = Options(params.get("compute_config", {}), params.get("tuning_config"))
 
@@ -115,7 +87,7 @@ def register(catalog: Catalog) -> None:
                 prepare=_prepare,
                 priority=Priority.SPECIALIZED,
                 accepts=("compute_config", "tuning_config"),
-                check_params=_check_params,
+                check_params=check_params,
                 metadata={"package": "humming-kernels"},
             )
         )

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 LOCKS = 4096
-"""int32 locks of a split along K; the launcher needs at most 290 for the shapes we know."""
+"""int32 locks of a split along K; the launcher needs at most 290 for the shapes we know.
 
-_FLAGS = ("use_f16_accum", "use_batch_invariant", "use_m_major_input_scale")
+Policies that ask for more are refused, see `humming_params.locks_needed`."""
+
+FLAGS = ("use_f16_accum", "use_batch_invariant", "use_m_major_input_scale")
+"""Switches of a product in ``compute_config``."""
 
 _compiled: set[tuple[str, str, str | None, int | None]] = set()
 
@@ -32,7 +35,7 @@ class Options:
     __slots__ = ("compute", "flags", "tuning")
 
     def __init__(self, compute: Mapping[str, Any], tuning: Any = None) -> None:
-        self.flags = tuple(bool(compute.get(flag, False)) for flag in _FLAGS)
+        self.flags = tuple(bool(compute.get(flag, False)) for flag in FLAGS)
         self.compute = json.dumps({"gemm_type": "dense", **compute})
         self.tuning = json.dumps(tuning) if tuning else None
 
@@ -62,7 +65,7 @@ def buckets_of(config: Any, flags: tuple[bool, ...], device_index: int | None) -
     from humming.tune import get_heuristics_config
 
     chosen = get_heuristics_config(
-        config, gemm_type="dense", device=device_index, **dict(zip(_FLAGS, flags, strict=True))
+        config, gemm_type="dense", device=device_index, **dict(zip(FLAGS, flags, strict=True))
     )
     return Buckets(chosen)
 
