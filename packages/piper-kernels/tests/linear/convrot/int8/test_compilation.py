@@ -18,10 +18,9 @@ CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 HIP = {"gfx942": 64, "gfx1200": 32, "gfx1201": 32}
 TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
 TARGETS |= {name: GPUTarget("hip", name, warp) for name, warp in HIP.items()}
-SM8X = [nvidia.SM8X_SMALL, nvidia.SM8X_MEDIUM, nvidia.SM8X_NARROW, nvidia.SM8X_SQUARE]
 PLANS = {
-    "sm_80": [*SM8X, nvidia.SM8X_TALL],
-    "sm_89": [nvidia.SM8X_SMALL, nvidia.SM8X_TALL],
+    "sm_80": [nvidia.SM8X_SMALL, nvidia.SM8X_NARROW, nvidia.SM8X_SQUARE],
+    "sm_89": [nvidia.SM8X_MEDIUM, nvidia.SM8X_TALL],
     "sm_90": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],
     "sm_100": [nvidia.SMALL, nvidia.MEDIUM],
     "sm_120": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],

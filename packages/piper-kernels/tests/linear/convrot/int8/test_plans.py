@@ -117,6 +117,8 @@ def test_hopper_kernel_needs_aligned_operands():
     assert not hopper.is_usable(shifted, (aligned, scale, None), None)
     assert not hopper.is_usable(aligned, (shifted, scale, None), None)
     assert not hopper.is_usable(aligned, (aligned, scale, None), (shifted, scale, None))
+    repeated = aligned[:1].expand(64, 64)
+    assert not hopper.is_usable(repeated, (aligned, scale, None), None)
     assert not hopper.is_usable(aligned[:, :24].as_strided((2, 24), (24, 1)),
                                 (aligned, scale, None), None)  # fmt: skip
 

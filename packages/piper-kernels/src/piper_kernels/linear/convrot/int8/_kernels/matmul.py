@@ -106,7 +106,7 @@ def store_scaled(
     tl.store(target, values.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows"])
 def matmul_kernel(
     x,
     w,
@@ -186,7 +186,7 @@ def matmul_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows"])
 def sum_parts_kernel(
     parts,
     x_scale,
@@ -222,7 +222,7 @@ def sum_parts_kernel(
     source = parts + rows[:, None] * all_columns + (columns + second * total_columns)[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
     for part in tl.static_range(SPLIT_K):
-        offset = part * tl.cast(total_rows, tl.int64) * all_columns
+        offset = part * total_rows.to(tl.int64) * all_columns
         accumulator += tl.load(source + offset, mask=mask, other=0)
     store_scaled(
         accumulator, x_scale, w_scale, second_w_scale, bias, second_bias, out, rows, columns,

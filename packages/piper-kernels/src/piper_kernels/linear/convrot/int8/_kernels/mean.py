@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequence", "parts"])
 def sum_rows_kernel(
     qdata,
     scale,

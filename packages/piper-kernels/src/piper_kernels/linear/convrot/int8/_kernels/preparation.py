@@ -67,7 +67,7 @@ def store_codes(
     store_mirrored_words(codes, words, rows, row_mask, first, features, GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows"])
 def prepare_rows_kernel(
     source,
     words,

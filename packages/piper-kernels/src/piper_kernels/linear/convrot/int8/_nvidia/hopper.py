@@ -54,10 +54,13 @@ def store_layout(block_m: int, block_n: int, num_warps: int) -> gl.DistributedLi
 
 
 def is_usable(input_qdata: Tensor, first: Projection, second: Projection | None) -> bool:
-    """Return whether TMA can read the operands: 16-byte aligned starts and row strides."""
+    """Return whether TMA can read the operands: rows side by side, each 16-byte aligned."""
     codes = [input_qdata, first[0]] + ([] if second is None else [second[0]])
     return all(
-        tensor.data_ptr() % ALIGNMENT == 0 and tensor.stride(0) % ALIGNMENT == 0 for tensor in codes
+        tensor.data_ptr() % ALIGNMENT == 0
+        and tensor.stride(0) % ALIGNMENT == 0
+        and tensor.stride(0) >= tensor.shape[1]
+        for tensor in codes
     )
 
 

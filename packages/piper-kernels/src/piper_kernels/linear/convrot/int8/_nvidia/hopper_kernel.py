@@ -174,7 +174,7 @@ def multiply_partition(
             )  # fmt: skip
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["rows"])
 def hopper_matmul_kernel(
     x_desc,
     w_desc,
