@@ -71,12 +71,36 @@ def test_a_wrong_command_line_is_exit_code_two_with_a_hint(phyai, command, words
     assert "--help` lists what the command takes" in result.err
 
 
-def test_a_failing_command_with_json_still_prints_one_document(phyai, tmp_path):
-    result = phyai("inspect", tmp_path / "nowhere", "--json")
-    assert result.code == 1
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["inspect", "nowhere", "--json"], 1, "nowhere"),
+        (["inspect", "--json"], 2, "Missing argument 'DIR'"),
+        (["doctor", "--json", "--loud"], 2, "No such option: --loud"),
+        (["run", "pi05", "--checkpoint", "nowhere", "--json"], 2, "Missing option '--image'"),
+        (["eval", "reach", "--checkpoint", "nowhere", "--json"], 1, "nowhere"),
+        (["tune", "--checkpoint", "nowhere", "--json"], 1, "nowhere"),
+        (["policy", "check", "nowhere.yaml", "--json"], 1, "nowhere.yaml"),
+        (["policy", "show", "nowhere.yaml", "--json"], 1, "nowhere.yaml"),
+        (["policy", "diff", "nowhere.yaml", "gone.yaml", "--json"], 1, "nowhere.yaml"),
+        (["explain", "--json", "--op", "gem"], 1, "did you mean 'gemm'"),
+        (["explain", "--op", "gem", "--format", "json"], 1, "did you mean 'gemm'"),
+        (["explain", "--format=json", "--op", "gem"], 1, "did you mean 'gemm'"),
+        (["explain", "--format", "json", "--dtype", "fp64"], 2, "'fp64' is not one of"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_failing_command_with_json_still_prints_one_document(phyai, command, code, words):
+    result = phyai(*command)
+    assert result.code == code
     assert set(result.json) == {"error", "hint"}
-    assert str(tmp_path / "nowhere") in result.json["error"]
+    assert words in result.json["error"]
     assert result.json["error"] in result.err
+
+
+def test_a_failing_command_without_json_prints_no_document(phyai):
+    for form in ("text", "markdown"):
+        assert phyai("explain", "--op", "gem", "--format", form).out == ""
 
 
 def test_the_version_is_printed(phyai):

@@ -1,5 +1,6 @@
 """The ``phyai`` application: its commands and its exit codes."""
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ app = typer.Typer(
     name="phyai",
     help="Run robot policies and see which kernels they use.\n\n"
     "Exit codes: 0 done, 1 what was asked failed, 2 the command line is wrong. "
-    "With --json, stdout holds one JSON document and nothing else.",
+    "With --json, stdout holds one JSON document and nothing else, also when the command fails: "
+    "then it has `error` and `hint`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -87,9 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(report: ErrorReport, code: int, words: Sequence[str]) -> int:
     if report.message:
         print_error(report)
-        if "--json" in words:
+        if _wants_json(words):
             print_json({"error": report.message, "hint": report.hint})
     return code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    # Read from the words: where the command line itself is wrong there are no parsed options.
+    pairs = itertools.pairwise(words)
+    return "--json" in words or "--format=json" in words or ("--format", "json") in pairs
 
 
 def _usage_report(error: Exception) -> ErrorReport:
