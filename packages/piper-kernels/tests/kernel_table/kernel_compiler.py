@@ -1,0 +1,112 @@
+"""Compiles kernels for GPUs that are not here, and reads what the machine code needs."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+MULTIPLES_OF_16 = {
+    "depth",
+    "features",
+    "out_row_stride",
+    "row_stride",
+    "source_row_stride",
+    "split_depth",
+    "width",
+    "word_row_stride",
+    "x_row_stride",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one thread of a kernel needs, ``None`` where the tools do not say.
+
+    Attributes:
+        registers: Registers: of a thread on NVIDIA GPUs, vector registers on AMD GPUs.
+        spilled: Bytes of stack on NVIDIA GPUs, spilled vector registers on AMD GPUs.
+        shared: Bytes of shared memory of a program.
+    """
+
+    registers: int | None
+    spilled: int | None
+    shared: int | None
+
+    def __str__(self):
+        registers = "compiles" if self.registers is None else str(self.registers)
+        return f"{registers} ({self.spilled} spilled)" if self.spilled else registers
+
+
+def unsupported(target: str) -> str:
+    """Return why this Triton cannot compile for a target, ``""`` when it can."""
+    gpu = TARGETS[target]
+    name = {"cuda": "nvidia", "hip": "amd"}[gpu.backend]
+    backend = triton.backends.backends.get(name)
+    if backend is None:
+        return f"this Triton has no {name} backend"
+    return "" if backend.compiler.supports_target(gpu) else f"this Triton does not know {target}"
+
+
+def compile_kernel(case, target: str) -> Usage:
+    """Compile a case with the argument types and alignment of its launcher."""
+    gpu = TARGETS[target]
+    compiled = triton.compile(_source(case, target), target=gpu, options=dict(case.options))
+    binary = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\x7fELF"
+    shared = compiled.metadata.shared
+    if gpu.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        return Usage(_field(text, "vgpr_count"), _field(text, "vgpr_spill_count"), shared)
+    return _nvidia_usage(binary, shared)
+
+
+def _source(case, target: str):
+    kernel, constants = case.load(), case.constants_for(target)
+    signature = {}
+    for name in kernel.arg_names:
+        default = "i64" if name.endswith("_stride") else "i32"
+        signature[name] = "constexpr" if name in constants else case.types.get(name, default)
+    assert set(constants) <= set(kernel.arg_names), set(constants) - set(kernel.arg_names)
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or (name in MULTIPLES_OF_16 and name not in constants)
+    }
+    if case.gluon:
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        # Keyword arguments: their order differs between versions.
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        return GluonASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    return ASTSource(kernel, signature, constants, aligned)
+
+
+def _field(text: str, name: str) -> int | None:
+    found = re.search(rf"\.{name}:\s*(\d+)", text)
+    return int(found[1]) if found else None
+
+
+def _nvidia_usage(binary: bytes, shared: int) -> Usage:
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        command = [tool, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return Usage(int(found[1]), int(found[2]), shared)
