@@ -108,7 +108,7 @@ def install_passes(
 def _traces_inference() -> bool:
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
-    return metadata is not None and not metadata.is_train
+    return metadata is not None and not getattr(metadata, "is_train", True)
 
 
 @cache
