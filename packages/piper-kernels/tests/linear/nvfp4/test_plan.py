@@ -29,3 +29,9 @@ def test_plans_fit_every_target_and_shape():
 )
 def test_few_rows_fill_the_processors(outputs, features, splits):
     assert plan_product(HOPPER, 132, 16, outputs, features, 2).splits == splits
+
+
+@pytest.mark.parametrize(("rows", "splits"), [(65, 4), (200, 2), (512, 1), (1024, 1)])
+def test_the_depth_of_tiles_is_split_while_there_are_few(rows, splits):
+    assert plan_product(HOPPER, 132, rows, 8192, 8192, 2).splits == splits
+    assert plan_product(HOPPER, 132, rows, 8192, 64, 2).splits == 1

@@ -46,7 +46,8 @@ def plan_product(
 
     Few rows stream the weight: small tiles, deep steps and a split depth, so that every
     processor has several programs that wait for memory in turns. Many rows fill the matrix
-    units: the programs that share a processor decode and multiply in turns.
+    units: the programs that share a processor decode and multiply in turns, and the depth is
+    split only while there are fewer tiles than programs.
 
     Args:
         target: Where it runs; ``None`` in the interpreter.
@@ -57,18 +58,27 @@ def plan_product(
         operand_bytes: Bytes of an element of the matrix units.
     """
     if rows > STREAMED_ROWS:
-        return _tile_plan(target, operand_bytes)
+        return _tile_plan(target, processors, rows, outputs, features, operand_bytes)
     return _stream_plan(target, processors, rows, outputs, features, operand_bytes)
 
 
-def _tile_plan(target: AcceleratorTarget | None, operand_bytes: int) -> ProductPlan:
+def _tile_plan(
+    target: AcceleratorTarget | None,
+    processors: int,
+    rows: int,
+    outputs: int,
+    features: int,
+    operand_bytes: int,
+) -> ProductPlan:
     if operand_bytes > 2:
         return ProductPlan(64, 64, 64, 1, 8, 4, 2, True)
-    if target is not None and target.backend == "cuda" and target.capability >= (9, 0):
-        return ProductPlan(128, 128, 64, 1, 8, 4, 3, True)
     if target is not None and target.backend == "hip":
         return ProductPlan(64, 128, 64, 1, 8, 8, 2, True)
-    return ProductPlan(128, 128, 64, 1, 8, 8, 3, True)
+    # Registers and shared memory of Hopper hold two programs with four stages; others have less.
+    hopper = target is not None and target.architecture == "sm_90"
+    tiles = ceil_div(rows, 128) * ceil_div(outputs, 128)
+    splits = max(1, min(2 * processors // tiles, features // (8 * 64), 4))
+    return ProductPlan(128, 128, 64, splits, 8, 8, 4 if hopper else 3, True)
 
 
 def _stream_plan(
