@@ -47,7 +47,6 @@ class FeedForwardCase:
 FULL = (
     FeedForwardCase("swiglu", 8192, 4096, 11008),
     FeedForwardCase("gelu", 8192, 4096, 16384),
-    FeedForwardCase("swiglu", 1024, 4096, 11008),
 )
 BLOCKS = (FeedForwardCase("block", 4096, 4096, 11008, 32),)
 QUICK = (

@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -74,8 +75,9 @@ class Maker:
         )
 
 
+@cache
 def samples(device):
-    """Return the samples of every operator that is described here."""
+    """Return the samples of every operator that is described here; do not write into them."""
     operator_names()  # registers them
     maker = Maker(device)
     found = [*_int8(maker), *_int8_weights(maker), *_nvfp4(maker), *_nvfp4_weights(maker)]
