@@ -7,12 +7,13 @@ from phyai.dispatch import (
     KernelConfig,
     initialize_kernel_system,
     kernel_selector_scope,
+    live_call_sites,
     reset_kernel_selector,
 )
 from phyai.dispatch.catalog import build_catalog
 from phyai.dispatch.policy_load import policy_from_mapping
 from phyai.dispatch.selector import Selector
-from phyai.layers import LayerNorm, RMSNorm
+from phyai.layers import AdaRMSNorm, LayerNorm, RMSNorm
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -97,3 +98,55 @@ def test_a_policy_is_asked_for_the_device_of_the_layer():
     policy = policy_from_mapping({"rules": []}, catalog=catalog)
     with kernel_selector_scope(Selector(catalog, policy, device="nvidia:sm90")):
         assert RMSNorm(64, prefix="norm", activation_dtype=BF16).weight.dtype == FP32
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_adding_first_equals_a_separate_sum(dtype):
+    torch.manual_seed(0)
+    layer = RMSNorm(24, prefix="norm", adds=True)
+    layer.weight.data.normal_()
+    x, residual = torch.randn(2, 5, 24).to(dtype)
+    out, total = layer.add(x, residual)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(out, layer(total))
+    assert out.dtype == total.dtype == dtype
+
+
+@pytest.mark.parametrize("conditions", [1, 5])
+def test_adding_behind_a_gate_equals_separate_steps(conditions):
+    torch.manual_seed(0)
+    layer = AdaRMSNorm(24, 24, prefix="norm")
+    x, residual = torch.randn(2, 5, 24)
+    gate, modulation = torch.randn(conditions, 24), torch.randn(conditions, 72)
+    out, total, next_gate = layer.add(x, residual, gate, modulation)
+    torch.testing.assert_close(total, residual + gate * x)
+    expected, expected_gate = layer(total, modulation)
+    assert torch.equal(out, expected)
+    assert torch.equal(next_gate, expected_gate)
+
+
+@pytest.mark.parametrize("norm", ["plain", "adaptive"])
+def test_the_fused_operation_is_asked(norm):
+    x = torch.ones(3, 8)
+    layer = RMSNorm(8, prefix="norm") if norm == "plain" else AdaRMSNorm(8, 8, prefix="norm")
+    if isinstance(layer, RMSNorm):
+        layer.add(x, x)
+    else:
+        layer.add(x, x, x, torch.ones(1, 24))
+    sites = [site for site in live_call_sites() if site in vars(layer).values() and not site.cold]
+    assert [(site.op, site.trace().selected) for site in sites] == [
+        ("rmsnorm_add", "torch.rmsnorm_add")
+        if norm == "plain"
+        else ("adarmsnorm_add", "torch.adarmsnorm_add")
+    ]
+
+
+def test_the_row_that_adds_decides_the_dtype_where_a_norm_adds(monkeypatch):
+    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
+    config = KernelConfig(policy_config={"rules": [rule({"restrict_to": "triton.rmsnorm"})]})
+    initialize_kernel_system(config, device="nvidia:sm90")
+    dtypes = [
+        RMSNorm(64, prefix="norm", adds=adds, activation_dtype=BF16, device="meta").weight.dtype
+        for adds in (False, True)
+    ]
+    assert dtypes == [FP32, BF16]

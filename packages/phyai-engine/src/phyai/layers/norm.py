@@ -48,6 +48,7 @@ class RMSNorm(nn.Module):
         width: of the last axis.
         prefix: checkpoint name of the layer.
         eps: added to the mean square.
+        adds: inputs will come through `add`, so its kernel decides the weight's dtype.
         activation_dtype: dtype of the inputs to come.
         device: where the weight lives.
     """
@@ -58,15 +59,18 @@ class RMSNorm(nn.Module):
         *,
         prefix: str,
         eps: float = 1e-6,
+        adds: bool = False,
         activation_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
-        self._site = CallSite(
-            "rmsnorm", role="norm", dims={"hidden": width}, attrs={"variant": "gemma"}
+        self._site, self._add_site = (
+            CallSite(op, role="norm", dims={"hidden": width}, attrs={"variant": "gemma"})
+            for op in ("rmsnorm", "rmsnorm_add")
         )
-        self.weight = _parameters(self._site, activation_dtype, device)["weight"]
+        decides = self._add_site if adds else self._site
+        self.weight = _parameters(decides, activation_dtype, device)["weight"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises ``x`` [..., width] over its last axis."""
@@ -76,6 +80,19 @@ class RMSNorm(nn.Module):
             dims={"tokens": x.numel() // self.width},
         )
         return selection.execute(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds ``x`` [..., width] to the residual and normalises the sum.
+
+        Returns:
+            The output and the sum, both like ``x``.
+        """
+        selection = self._add_site.select(
+            device=x.device,
+            dtype={"input": x.dtype, "weight": self.weight.dtype, "residual": residual.dtype},
+            dims={"tokens": x.numel() // self.width},
+        )
+        return selection.execute(x, residual, self.weight, self.eps)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight."""
@@ -153,8 +170,9 @@ class AdaRMSNorm(nn.Module):
             params_dtype=torch.float32,
             device=device,
         )
-        self._site = CallSite(
-            "adarmsnorm", role="adarmsnorm", dims={"hidden": width, "cond_dim": cond_dim}
+        self._site, self._add_site = (
+            CallSite(op, role="adarmsnorm", dims={"hidden": width, "cond_dim": cond_dim})
+            for op in ("adarmsnorm", "adarmsnorm_add")
         )
 
     def modulation(self, cond: Tensor) -> Tensor:
@@ -173,3 +191,29 @@ class AdaRMSNorm(nn.Module):
             dims={"tokens": x.numel() // self.width},
         )
         return selection.execute(x, modulation, self.eps)
+
+    def add(
+        self, x: Tensor, residual: Tensor, gate: Tensor, modulation: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Adds ``gate * x`` [T, width] to the residual and normalises the sum.
+
+        Args:
+            x: a sublayer's output.
+            residual: [T, width].
+            gate: [1 or T, width] of the norm before that sublayer.
+            modulation: [1 or T, 3 * width] of this norm.
+
+        Returns:
+            The output [T, width], the sum [T, width] and this norm's gate [1 or T, width].
+        """
+        selection = self._add_site.select(
+            device=x.device,
+            dtype={
+                "input": x.dtype,
+                "residual": residual.dtype,
+                "gate": gate.dtype,
+                "modulation": modulation.dtype,
+            },
+            dims={"tokens": x.numel() // self.width},
+        )
+        return selection.execute(x, residual, gate, modulation, self.eps)

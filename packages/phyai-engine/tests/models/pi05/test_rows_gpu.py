@@ -80,8 +80,10 @@ FLASHINFER_ROWS = {
     ("attention_paged", "expert"): {"flashinfer.attention_paged.fa2"},
     ("rope", "rope"): {"flashinfer.rope"},
     ("rmsnorm", "norm"): {"flashinfer.rmsnorm"},
+    ("rmsnorm_add", "norm"): {"flashinfer.rmsnorm_add"},
     ("layernorm", "layernorm"): {"flashinfer.layernorm"},
     ("adarmsnorm", "adarmsnorm"): {"triton.adarmsnorm"},
+    ("adarmsnorm_add", "adarmsnorm"): {"triton.adarmsnorm_add"},
     ("activation", "mlp.activation"): {
         "flashinfer.activation.gelu_tanh_and_mul",
         "triton.activation",

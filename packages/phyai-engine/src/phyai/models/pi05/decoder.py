@@ -46,10 +46,6 @@ class LayerModulation:
     mlp: Tensor
 
 
-def _gated(x: Tensor, update: Tensor, gate: Tensor | None) -> Tensor:
-    return x + update if gate is None else x + update * gate.to(update.dtype)
-
-
 class DecoderLayer(nn.Module):
     """Norm, attention, norm, gated MLP; split so that attention can be shared with another body.
 
@@ -81,8 +77,8 @@ class DecoderLayer(nn.Module):
         query_width = sizes.heads * sizes.head_dim
         kv_width = sizes.kv_heads * sizes.head_dim
         self.input_layernorm, self.post_attention_layernorm = (
-            _norm(sizes.width, f"{prefix}.{name}", adaptive, params_dtype, device)
-            for name in ("input_layernorm", "post_attention_layernorm")
+            _norm(sizes.width, f"{prefix}.{name}", adaptive, params_dtype, device, adds=adds)
+            for name, adds in (("input_layernorm", False), ("post_attention_layernorm", True))
         )
         self.qkv_proj = Linear(
             sizes.width,
@@ -148,9 +144,13 @@ class DecoderLayer(nn.Module):
         modulation: LayerModulation | None = None,
     ) -> Tensor:
         """Adds the attention output [T, heads, head_dim] and the MLP to ``x`` [T, width]."""
-        x = _gated(x, self.o_proj(attended.flatten(1)), gate)
-        normed, gate = _apply(self.post_attention_layernorm, x, modulation and modulation.mlp)
-        return _gated(x, self.mlp(normed), gate)
+        update, norm = self.o_proj(attended.flatten(1)), self.post_attention_layernorm
+        if isinstance(norm, RMSNorm):
+            normed, x = norm.add(update, x)
+            return x + self.mlp(normed)
+        assert gate is not None and modulation is not None, "adaptive norms need a modulation"
+        normed, x, gate = norm.add(update, x, gate, modulation.mlp)
+        return x + self.mlp(normed) * gate
 
     def forward(
         self,
@@ -170,11 +170,17 @@ class DecoderLayer(nn.Module):
 
 
 def _norm(
-    width: int, prefix: str, adaptive: bool, dtype: torch.dtype, device: torch.device | str
+    width: int,
+    prefix: str,
+    adaptive: bool,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    adds: bool = False,
 ) -> RMSNorm | AdaRMSNorm:
     if adaptive:
         return AdaRMSNorm(width, width, prefix=prefix, device=device)
-    return RMSNorm(width, prefix=prefix, activation_dtype=dtype, device=device)
+    return RMSNorm(width, prefix=prefix, adds=adds, activation_dtype=dtype, device=device)
 
 
 def _apply(norm: nn.Module, x: Tensor, modulation: Tensor | None) -> tuple[Tensor, Tensor | None]:
