@@ -21,7 +21,7 @@ from piper_kernels._compile.nodes import (
 )
 
 aten = torch.ops.aten
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def normalize_projection_views(graph: Graph, targets: tuple[Any, ...]) -> bool:
@@ -44,7 +44,7 @@ def normalize_projection_views(graph: Graph, targets: tuple[Any, ...]) -> bool:
 
 def _normalize(graph: Graph, node: Node) -> bool:
     flat: Any = node.args[0]
-    if not is_call(flat, *_VIEWS):
+    if not is_call(flat, *VIEWS):
         return False
     source: Any = flat.args[0]
     before, after, output = fake_value(source), fake_value(flat), fake_value(node)
@@ -56,7 +56,7 @@ def _normalize(graph: Graph, node: Node) -> bool:
     pairs = [
         user
         for user in node.users
-        if is_call(user, *_VIEWS)
+        if is_call(user, *VIEWS)
         and (value := fake_value(user)) is not None
         and shape_key(value.shape) == restored
     ]
@@ -77,4 +77,6 @@ def _normalize(graph: Graph, node: Node) -> bool:
         replace_node(node, flat_result)
     else:
         graph.erase_node(node)
+    if not flat.users:
+        graph.erase_node(flat)
     return True

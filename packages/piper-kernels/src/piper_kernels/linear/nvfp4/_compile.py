@@ -18,7 +18,7 @@ from piper_kernels._compile.nodes import (
 )
 from piper_kernels._compile.passes import GraphRewritePass, install_passes
 from piper_kernels._compile.sharing import fold_gelu, fold_swiglu, share_preparations
-from piper_kernels._compile.views import normalize_projection_views
+from piper_kernels._compile.views import VIEWS, normalize_projection_views
 from piper_kernels.linear.convrot.nvfp4 import _ops as _convrot_ops  # noqa: F401  # registers
 from piper_kernels.linear.nvfp4 import _ops  # noqa: F401  # registers the operators
 
@@ -45,7 +45,7 @@ class NVFP4Format:
             arguments.get("group_size", 0),
             dimension_key(value.shape[-1]),
             value.dtype,
-            arguments[_SCALE],
+            _scalar_source(arguments[_SCALE]),
             arguments["dynamic_activation_scale"],
             arguments["high_first"],
         )
@@ -77,6 +77,13 @@ class NVFP4Format:
         if call.node.meta["val"].ndim == 2:
             return rows
         return insert_reshape(graph, rows, call.input)
+
+
+def _scalar_source(scale: Any) -> Any:
+    """Return the scale under views, of which every linear has its own."""
+    while is_call(scale, *VIEWS):
+        scale = scale.args[0]
+    return scale
 
 
 class ConvRotNVFP4Format(NVFP4Format):
