@@ -14,8 +14,8 @@ from piper_kernels.linear.convrot.int8._portable import PortableBackend
 
 @pytest.mark.parametrize(
     ("backend", "architecture", "usable"),
-    [("cuda", f"sm_{number}", True) for number in (75, 80, 86, 89, 90, 100, 120, 121)]
-    + [("cuda", "sm_70", False)]
+    [("cuda", f"sm_{number}", True) for number in (80, 86, 89, 90, 100, 120, 121)]
+    + [("cuda", "sm_70", False), ("cuda", "sm_75", False)]
     + [("hip", name, True) for name in ("gfx942", "gfx1100", "gfx1151", "gfx1200", "gfx1201")]
     + [("hip", "gfx906", False)],
 )
@@ -29,7 +29,6 @@ def test_supported_targets(backend, architecture, usable):
 @pytest.mark.parametrize(
     ("capability", "rows", "columns", "plan"),
     [
-        ((7, 5), 4096, 4096, nvidia.SM75),
         ((8, 0), 16, 8192, nvidia.SM8X_SMALL),
         ((8, 9), 32, 3072, nvidia.SM8X_SMALL),
         ((8, 9), 32, 3136, nvidia.SM8X_MEDIUM),

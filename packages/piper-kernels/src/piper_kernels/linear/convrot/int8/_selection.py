@@ -11,7 +11,8 @@ from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
 from piper_kernels.linear.convrot.int8._outputs import Projection
 from piper_kernels.linear.convrot.int8._plan import MatmulPlan
 
-MIN_CAPABILITY = (7, 5)
+# Neither Triton 3.6 nor 3.8 compiles an INT8 product for sm_75.
+MIN_CAPABILITY = (8, 0)
 _HOPPER = (9, 0)
 
 
@@ -20,7 +21,7 @@ def supports_matmul(target: AcceleratorTarget) -> tuple[bool, str]:
     if target.backend == "cuda":
         if target.capability >= MIN_CAPABILITY:
             return True, ""
-        return False, f"INT8 products need sm_75 or newer, got {target.architecture}"
+        return False, f"INT8 products need sm_80 or newer, got {target.architecture}"
     if target.architecture in amd.ARCHITECTURES:
         return True, ""
     allowed = ", ".join(amd.ARCHITECTURES)

@@ -3,7 +3,6 @@
 from piper_kernels.linear.convrot.int8._plan import MatmulPlan, ceil_div
 
 BASE = MatmulPlan(128, 256, 128, num_warps=8, num_stages=3, group_m=16)
-SM75 = MatmulPlan(64, 128, 64, num_warps=4, num_stages=2, group_m=16)
 
 SMALL = MatmulPlan(32, 64, 128, num_warps=8, num_stages=4, group_m=0)
 MEDIUM = MatmulPlan(64, 64, 128, num_warps=4, num_stages=3, group_m=0)
@@ -15,7 +14,7 @@ SM8X_SQUARE = MatmulPlan(128, 128, 64, num_warps=4, num_stages=3, group_m=8)
 SM8X_TALL = MatmulPlan(256, 128, 64, num_warps=8, num_stages=4, group_m=8)
 
 PLANS = (
-    BASE, SM75, SMALL, MEDIUM, SM8X_SMALL, SM8X_MEDIUM, SM8X_NARROW, SM8X_SQUARE, SM8X_TALL,
+    BASE, SMALL, MEDIUM, SM8X_SMALL, SM8X_MEDIUM, SM8X_NARROW, SM8X_SQUARE, SM8X_TALL,
 )  # fmt: skip
 
 _SMALL_TILES = 128
@@ -30,15 +29,13 @@ def select_plan(capability: tuple[int, int], rows: int, columns: int) -> MatmulP
     """Return the schedule of ``[rows, K] @ [columns, K].T``.
 
     Args:
-        capability: Compute capability, at least 7.5.
+        capability: Compute capability, at least 8.0.
         rows: ``M``.
         columns: ``N`` of all projections.
 
     Returns:
         The plan that the target's policy gives. None of these was measured here.
     """
-    if capability < (8, 0):
-        return SM75
     if capability < (9, 0):
         return _select_sm8x(rows, columns)
     if rows <= 32 or ceil_div(rows, 32) * ceil_div(columns, 64) <= _SMALL_TILES:
