@@ -154,6 +154,8 @@ def test_help_loads_no_tensor_library_and_is_fast():
         costs.append(children_seconds() - before)
         assert done.returncode == 0, done.stderr
         assert done.stderr.strip() == "[]"
+        if costs[-1] < 1.0:
+            break
     # 0.35 s of processor time; loading torch alone takes seconds.
     assert min(costs) < 1.0
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from phyai.cli.recording import record_shapes
 from phyai.dispatch import build_catalog, load_policy
 
 TINY = Path(__file__).parents[1] / "fixtures" / "pi05_tiny"
@@ -77,6 +78,25 @@ def _with_libraries(monkeypatch):
     monkeypatch.setattr("phyai_quant.specs.humming.find_spec", lambda name: object())
 
 
+@pytest.fixture(scope="module")
+def recordings():
+    return {}
+
+
+@pytest.fixture
+def _one_recording(recordings, monkeypatch):
+    """Follows the shapes once: no preset names a norm, so all make the same calls."""
+
+    def remembered(folder, dtype, target):
+        key = (folder, dtype, target.device)
+        if key not in recordings:
+            recordings[key] = record_shapes(folder, dtype, target)
+        return recordings[key]
+
+    monkeypatch.setattr("phyai.cli.explain_model.record_shapes", remembered)
+
+
+@pytest.mark.usefixtures("_one_recording")
 @pytest.mark.parametrize("policy", PRESETS)
 def test_every_preset_serves_every_call_on_sm90(phyai, checkpoint, policy):
     result = phyai(
@@ -98,6 +118,26 @@ def test_every_preset_serves_every_call_on_sm90(phyai, checkpoint, policy):
     for group in groups:
         (decided,) = group["matched_rules"]
         assert group["selected"] in rules[decided].candidates(catalog)
+
+
+def test_no_memory_is_reserved_for_the_weights(phyai, checkpoint, monkeypatch):
+    from phyai_quant.specs import humming_staging
+
+    reserved = []
+
+    def spy(*arguments):
+        raw = empty_raw(*arguments)
+        reserved.extend(tensor.device.type for tensor in raw.values())
+        return raw
+
+    empty_raw = humming_staging.empty_raw
+    monkeypatch.setattr(humming_staging, "empty_raw", spy)
+    result = phyai(
+        *("explain", "--model", checkpoint, "--policy", POLICIES / "humming_w4a16.yaml"),
+        *("--device", "nvidia:sm90", "--op", "rope"),
+    )
+    assert result.code == 0
+    assert set(reserved) == {"meta"}
 
 
 def test_an_older_gpu_is_told_what_it_cannot_run(phyai, checkpoint):

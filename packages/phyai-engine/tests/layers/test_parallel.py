@@ -166,32 +166,27 @@ def test_a_part_of_a_tensor_is_refused():
         loaded(layer, {"p.weight": random(4, 8), "p.bias": random(2)})
 
 
-RANK = """
-import sys
-
-import torch
-
-from phyai.checkpoints import load_into
-from phyai.layers import RowParallelLinear, TensorParallel
-
-rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-layer = RowParallelLinear(64, 7, tp=TensorParallel(rank, 2), prefix="p", bias=True)
-generator = torch.Generator().manual_seed(0)
-weight, bias, x = (torch.randn(s, generator=generator) for s in ((7, 64), (7,), (3, 64)))
-load_into(layer, {"p.weight": lambda: weight, "p.bias": lambda: bias}, source="test")
-torch.save((layer(x.chunk(2, -1)[rank]), x @ weight.T + bias), f"{out}/{rank}.pt")
-"""
+def rank_output(rank, store):
+    """Joins a group of two processes and returns a layer's output there and the expected one."""
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    layer = RowParallelLinear(64, 7, tp=TensorParallel(rank, 2), prefix="p", bias=True)
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (torch.randn(s, generator=generator) for s in ((7, 64), (7,), (3, 64)))
+    load_into(layer, {"p.weight": lambda: weight, "p.bias": lambda: bias}, source="test")
+    try:
+        return layer(x.chunk(2, -1)[rank]), x @ weight.T + bias
+    finally:
+        group.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_sum_their_outputs(tmp_path):
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), str(tmp_path)])
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    for rank in range(2):
-        found, expected = torch.load(tmp_path / f"{rank}.pt")
+    store, saved = tmp_path / "store", tmp_path / "1.pt"
+    code = f"import torch, runpy; me = runpy.run_path({__file__!r}); "
+    code += f"torch.save(me['rank_output'](1, {str(store)!r}), {str(saved)!r})"
+    other = subprocess.Popen([sys.executable, "-c", code])
+    here = rank_output(0, store)
+    assert other.wait(timeout=120) == 0
+    for found, expected in (here, torch.load(saved)):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

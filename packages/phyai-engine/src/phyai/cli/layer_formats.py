@@ -65,7 +65,7 @@ def target_format(
     Returns:
         The decision, and the spec; None when the target cannot hold the layer.
     """
-    from torch import nn
+    import torch
 
     from phyai_quant import QuantConfigError, materialize
     from phyai_quant.specs.base import AllocationRequest
@@ -83,11 +83,13 @@ def target_format(
         device="meta",
         slices=layer.slices,
     )
-    holder = nn.Module()
+    holder = torch.nn.Module()
     holder.prefix = layer.prefix  # pyright: ignore[reportArgumentType]
     try:
         spec = layer.spec if rule == IN_CODE else materialize(scheme, sm)
-        spec.allocate(holder, request)
+        # Formats that stage weights in host memory would reserve it too.
+        with torch.device("meta"):
+            spec.allocate(holder, request)
     except QuantConfigError as error:
         return _format(layer, rule, scheme, None, str(error)), None
     return _format(layer, rule, scheme, spec), spec

@@ -148,7 +148,8 @@ class DecoderLayer(nn.Module):
         if isinstance(norm, RMSNorm):
             normed, x = norm.add(update, x)
             return x + self.mlp(normed)
-        assert gate is not None and modulation is not None, "adaptive norms need a modulation"
+        assert gate is not None, "adaptive norms have a gate"
+        assert modulation is not None, "adaptive norms need a modulation"
         normed, x, gate = norm.add(update, x, gate, modulation.mlp)
         return x + self.mlp(normed) * gate
 
