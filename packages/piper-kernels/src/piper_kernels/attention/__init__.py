@@ -1,0 +1,1 @@
+"""Attention operators on quantized queries, keys and values."""
