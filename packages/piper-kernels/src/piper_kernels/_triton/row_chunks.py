@@ -44,4 +44,5 @@ def plan_row_chunks(width: int) -> RowChunks | None:
     if not candidates:
         return None
     _, count, size = min(candidates)
-    return RowChunks(max(1, _MIN_TILE // size), size, count, min(16, max(4, size // 512)))
+    num_warps = 16 if size > _MAX_ONLY_CHUNK else min(8, max(4, size // 512))
+    return RowChunks(max(1, _MIN_TILE // size), size, count, num_warps)
