@@ -224,6 +224,44 @@ def test_a_weight_takes_the_format_of_the_target(monkeypatch):
     assert target_format(meta_layer(), None, 90)[0].rule == "no plan"
 
 
+W8A16 = TensorQuant("int8", "per_channel")
+CONVROT = QuantScheme(
+    TensorQuant("int8", "per_channel", rotation_group=16),
+    TensorQuant("int8", "per_channel", dynamic=True),
+    online=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "layouts"),
+    [
+        (None, 64, (None, None, None)),
+        (QuantScheme(W8A16), 64, (None, "humming", None)),
+        (QuantScheme(W8A16), 60, (None, "packed", None)),
+        (QuantScheme(W8A16, online=True), 64, ("humming_raw", "humming", "none")),
+        (QuantScheme(W8A16, online=True), 60, ("humming_raw", "none", "none")),
+        (CONVROT, 60, ("convrot", "convrot", "convrot")),
+    ],
+)
+def test_a_format_fits_the_size_of_the_layer(monkeypatch, scheme, width, layouts):
+    """On another device, SM90 and SM75; "none" where the layer cannot be stored."""
+    for module in ("humming", "humming_checkpoint"):
+        monkeypatch.setattr(f"phyai_quant.specs.{module}.find_spec", lambda name: object())
+    layer = meta_layer(legs=width, params_dtype=torch.bfloat16)
+    problems = {
+        90: "N = 60 is not a multiple of 64",
+        75: "needs SM80 or newer and this GPU is SM75",
+    }
+    for sm, layout in zip((None, 90, 75), layouts, strict=True):
+        entry, spec = target_format(layer, plan(("*", scheme, "")), sm)
+        if layout == "none":
+            assert spec is None
+            assert problems[sm] in entry.problem
+        else:
+            assert spec.physical_signature.layout == layout
+            assert entry.spec == spec.spec_id
+
+
 def test_a_list_of_names_is_one_rule():
     names = [f"model.layers.{index}.fc1" for index in range(3)]
     rules = QuantPlan(

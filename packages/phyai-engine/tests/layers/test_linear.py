@@ -8,7 +8,6 @@ from phyai_quant import (
     Granularity,
     Matcher,
     QDType,
-    QuantConfigError,
     QuantPlan,
     QuantScheme,
     Rule,
@@ -86,7 +85,7 @@ def test_precedence_is_spec_then_scheme_then_plan_then_unquantized():
     dense = materialize(None)
     with use_quant_plan(plan):
         layer = Linear(32, 16, prefix="p", spec=dense, scheme=CONVROT)
-    assert layer.spec is layer.spec_on(90) is dense
+    assert layer.spec is dense
 
 
 def test_a_rule_for_the_legs_reaches_a_fused_layer_of_any_name():
@@ -157,41 +156,3 @@ def test_a_missing_bias_is_named():
     del tensors["attn.v_proj.bias"]
     with pytest.raises(CheckpointError, match=r"1 missing:\n    attn\.v_proj\.bias$"):
         load_into(layer, readers(tensors), source="test")
-
-
-W8A16 = TensorQuant(QDType.INT8, Granularity.PER_CHANNEL)
-
-
-@pytest.fixture
-def humming_installed(monkeypatch):
-    for module in ("humming", "humming_checkpoint"):
-        monkeypatch.setattr(f"phyai_quant.specs.{module}.find_spec", lambda name: object())
-
-
-@pytest.mark.parametrize(
-    ("scheme", "width", "layouts"),
-    [
-        (None, 64, (None, None, None)),
-        (QuantScheme(W8A16), 64, (None, "humming", None)),
-        (QuantScheme(W8A16), 60, (None, "packed", None)),
-        (QuantScheme(W8A16, online=True), 64, ("humming_raw", "humming", None)),
-        (CONVROT, 60, ("convrot", "convrot", "convrot")),
-    ],
-)
-def test_the_format_on_another_device(humming_installed, scheme, width, layouts):
-    layer = Linear(64, width, prefix="p", scheme=scheme, params_dtype=torch.bfloat16)
-    assert layer.spec_on(None).physical_signature == layer.spec.physical_signature
-    assert layer.spec.physical_signature.layout == layouts[0]
-    assert layer.spec_on(90).physical_signature.layout == layouts[1]
-    if scheme is not None and scheme.online and layouts[0] == "humming_raw":
-        with pytest.raises(QuantConfigError, match="needs SM80 or newer and this GPU is SM75"):
-            layer.spec_on(75)
-    else:
-        assert layer.spec_on(75).physical_signature.layout == layouts[2]
-
-
-def test_a_layer_that_fits_no_kernel_of_another_device_is_named(humming_installed):
-    scheme = QuantScheme(W8A16, online=True)
-    layer = Linear(64, 60, prefix="mlp.fc", scheme=scheme, params_dtype=torch.bfloat16)
-    with pytest.raises(QuantConfigError, match=r"mlp\.fc: .*N = 60 is not a multiple of 64"):
-        layer.spec_on(90)

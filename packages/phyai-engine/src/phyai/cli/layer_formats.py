@@ -9,7 +9,7 @@ from phyai.cli.names import compact_names
 if TYPE_CHECKING:
     from phyai.layers import Linear
     from phyai_quant import QuantPlan, QuantScheme
-    from phyai_quant.specs.base import WeightSpec
+    from phyai_quant.specs.base import AllocationRequest, WeightSpec
 
 NO_PLAN = "no plan"
 NO_NAME = "the layer has no name, so no plan is asked"
@@ -65,8 +65,6 @@ def target_format(
     Returns:
         The decision, and the spec; None when the target cannot hold the layer.
     """
-    import torch
-
     from phyai_quant import QuantConfigError, materialize
     from phyai_quant.specs.base import AllocationRequest
 
@@ -83,16 +81,34 @@ def target_format(
         device="meta",
         slices=layer.slices,
     )
-    holder = torch.nn.Module()
-    holder.prefix = layer.prefix  # pyright: ignore[reportArgumentType]
     try:
         spec = layer.spec if rule == IN_CODE else materialize(scheme, sm)
-        # Formats that stage weights in host memory would reserve it too.
-        with torch.device("meta"):
-            spec.allocate(holder, request)
+        spec = _fitting(spec, layer.prefix, request)
     except QuantConfigError as error:
         return _format(layer, rule, scheme, None, str(error)), None
     return _format(layer, rule, scheme, spec), spec
+
+
+def _fitting(spec: "WeightSpec", name: str, request: "AllocationRequest") -> "WeightSpec":
+    """Return the format that a layer of this size ends in.
+
+    Raises:
+        QuantConfigError: The format cannot hold the layer.
+    """
+    import torch
+
+    from phyai_quant.specs.humming_checkpoint import HummingCheckpointSpec
+    from phyai_quant.specs.humming_format import find_misfit
+
+    holder = torch.nn.Module()
+    holder.prefix = name  # pyright: ignore[reportArgumentType]
+    packed = isinstance(spec, HummingCheckpointSpec)
+    # Formats that stage weights in host memory would reserve it too.
+    with torch.device("meta"):
+        (spec.portable if packed else spec).allocate(holder, request)
+    if packed and find_misfit(spec.stored, request, packed=True):
+        return spec.portable
+    return spec
 
 
 def _rule(layer: "Linear", plan: "QuantPlan | None") -> "tuple[str, QuantScheme | None, str]":

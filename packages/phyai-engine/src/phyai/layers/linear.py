@@ -9,12 +9,8 @@ from torch import Tensor, nn
 from phyai.checkpoints.errors import CheckpointError
 from phyai.checkpoints.slots import TensorSlot
 from phyai.dispatch import CallSite
-from phyai.dispatch.trace import SelectionTrace
 from phyai_quant import QuantScheme, get_active_plan, materialize
-from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec, load_state
-from phyai_quant.specs.humming import HummingSpec
-from phyai_quant.specs.humming_checkpoint import HummingCheckpointSpec
-from phyai_quant.specs.humming_format import check_fits, find_misfit
+from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
 
 @dataclass(frozen=True)
@@ -138,31 +134,6 @@ class Linear(nn.Module):
     def _leg_name(self, leg: Leg) -> str:
         parent = self.prefix.rpartition(".")[0]
         return f"{parent}.{leg.name}" if parent else leg.name
-
-    def trace(self) -> SelectionTrace | None:
-        """Returns why the last product got its kernel; None before the first."""
-        return self._site.trace()
-
-    def spec_on(self, sm: int | None) -> WeightSpec:
-        """Returns the format that the weight would have on another device.
-
-        Args:
-            sm: NVIDIA compute capability as `sm_version` gives it; None is any other device.
-
-        Raises:
-            QuantConfigError: nothing stores the layer's scheme, or a layer of its shape, there.
-        """
-        if self.scheme is None:
-            return self.spec
-        spec = materialize(self.scheme, sm)
-        request = load_state(self).request
-        if isinstance(spec, HummingSpec):
-            check_fits(self, spec.stored, request, packed=spec.packed)
-        elif isinstance(spec, HummingCheckpointSpec) and find_misfit(
-            spec.stored, request, packed=True
-        ):
-            return spec.portable
-        return spec
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""

@@ -3,9 +3,6 @@
 import triton
 from torch import Tensor
 
-MAX_HIDDEN = 16384
-"""Longest row that a program holds in registers."""
-
 
 def flat_rows(x: Tensor) -> Tensor:
     """Returns ``x`` [..., H] as [rows, H] with unit column stride; copies only if it must."""
