@@ -40,13 +40,17 @@ class Usage:
         registers: Registers: of a thread on NVIDIA GPUs, vector registers on AMD GPUs.
         spilled: Bytes of stack on NVIDIA GPUs, spilled vector registers on AMD GPUs.
         shared: Bytes of shared memory of a program.
+        traps: Whether the compiler gave up and left a kernel that only traps.
     """
 
     registers: int | None
     spilled: int | None
     shared: int | None
+    traps: bool = False
 
     def __str__(self):
+        if self.traps:
+            return "traps"
         registers = "compiles" if self.registers is None else str(self.registers)
         return f"{registers} ({self.spilled} spilled)" if self.spilled else registers
 
@@ -71,6 +75,8 @@ def compile_kernel(case, target: str) -> Usage:
     if gpu.backend == "hip":
         text = compiled.asm["amdgcn"]
         return Usage(_field(text, "vgpr_count"), _field(text, "vgpr_spill_count"), shared)
+    if re.search(r"^\s*trap;", compiled.asm["ptx"], re.MULTILINE):
+        return Usage(None, None, shared, traps=True)
     return _nvidia_usage(binary, shared)
 
 

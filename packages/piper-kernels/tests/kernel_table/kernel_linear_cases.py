@@ -5,7 +5,7 @@ from kernel_case import ALL, CUDA, KernelCase, native
 from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.linear.convrot.int8._amd import plan as amd
 from piper_kernels.linear.convrot.int8._nvidia import hopper_plan, plan
-from piper_kernels.linear.nvfp4._plan import plan_product
+from piper_kernels.linear.nvfp4._plan import ProductPlan, plan_product
 
 HIP = ALL[5:]
 SM8X, NEWER = ALL[:2], ALL[2:5]
@@ -149,9 +149,11 @@ def nvfp4_cases():
     numerics = {"DTYPE": tl.bfloat16, "LEVEL_X": False, "LEVEL_W": True, "BIAS": True}
     numerics["NATIVE"] = lambda target: target in CUDA
     module = "linear.nvfp4._product_kernels"
-    for rows in (16, 64, 1024):
-        for targets in (ALL[:2], ALL[2:5], HIP):
-            chosen = _product(targets[0], rows)
+    for rows in (16, 64, 200):
+        schedules: dict[ProductPlan, list[str]] = {}
+        for target in ALL:
+            schedules.setdefault(_product(target, rows), []).append(target)
+        for chosen, targets in schedules.items():
             partial = chosen.splits > 1
             constants = numerics | {
                 "ROWS": chosen.rows,
@@ -167,10 +169,16 @@ def nvfp4_cases():
                 "FP8": lambda target: target in CUDA[1:],
             }
             options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-            variant = f"M={rows} {targets[0]}"
+            variant = f"M={rows} {chosen.rows}x{chosen.outputs}x{chosen.depth} {targets[0]}"
             out = {"out": "*fp32" if partial else "*bf16"}
             yield KernelCase(
-                module, "product_kernel", variant, constants, types | out, options, targets
+                module,
+                "product_kernel",
+                variant,
+                constants,
+                types | out,
+                options,
+                tuple(targets),
             )
     constants = numerics | {"ROWS": 4, "OUTPUTS": 512}
     yield KernelCase(module, "finish_kernel", "", constants, types | {"out": "*bf16"})
@@ -203,7 +211,7 @@ def _nvfp4_inputs():
     constants = tile | {"GROUP": 256, "ARRANGED": True}
     yield KernelCase(module, "dense_operand_kernel", "", constants, types)
     yield KernelCase(module, "quantized_operand_kernel", "", constants | {"DYNAMIC": True}, types)
-    constants = tile | {"ARRANGED": True}
+    constants = tile | {"ARRANGED": False, "SWIZZLED": True, "HIGH_FIRST": False}
     yield KernelCase(module, "packed_operand_kernel", "", constants, types)
 
 
