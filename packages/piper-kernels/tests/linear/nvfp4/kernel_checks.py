@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from itertools import product
+from unittest.mock import patch
 
 import torch
 
@@ -139,6 +140,33 @@ def check_every_plan():
         assert (out[:, :4] == 7).all()
         assert (out[:, -5:] == 7).all()
         expected = 2 * x.cpu().double() @ exact.t() + bias.cpu().double()
+        assert_close(out[:, 4:-5], expected)
+
+
+def check_decoded_weights():
+    plan = ProductPlan(0, 0, 0, 1, 1, 0, 0, arranged=False, decoded=True)
+    dtypes = FLOATS[:2] if DEVICE == "cuda" else (torch.float32,)
+    layouts = product((False, True), (False, True), (False, True))
+    for (swizzled, two_level, high_first), dtype in product(layouts, dtypes):
+        rows, outputs, features = 37, 300, 272
+        weight, exact = make_weight(
+            outputs, features, swizzled=swizzled, two_level=two_level, high_first=high_first
+        )
+        x = normal(rows, features + 8, seed=4, dtype=dtype).to(DEVICE)[:, 3:-5]
+        level = weight.per_tensor_scale
+        side = _product.Weight(
+            *move(weight.qdata, weight.scale),
+            None if level is None else level.to(DEVICE),
+            bias_of(outputs, torch.float32),
+            swizzled,
+            high_first,
+        )
+        out = torch.full((rows, outputs + 9), 7.0, device=DEVICE)
+        with poisoned_allocations(), patch.object(_product, "DECODED_BYTES", 0):
+            _product.multiply(x, None, side, out[:, 4:-5], plan, 4.0)
+        assert (out[:, :4] == 7).all()
+        assert (out[:, -5:] == 7).all()
+        expected = 4 * x.cpu().double() @ exact.t() + side.bias.cpu().double()
         assert_close(out[:, 4:-5], expected)
 
 

@@ -148,13 +148,13 @@ def test_products(target):
     if target == "sm_90":
         assert "wgmma.mma_async" in compiled.asm["ptx"]
         assert "dot_op<{opIdx = 0" in compiled.asm["ttgir"]
-        compiled = build_product(target, plan_for(target, 1024, 2), "bf16")
+        compiled = build_product(target, plan_for(target, 256, 2), "bf16")
         assert compiled.metadata.shared <= 227 * 1024 // 2  # two programs a processor
-        build_product(target, plan_for(target, 1024, 2), "fp16", EVEN=False, HIGH_FIRST=True)
-        build_product(target, plan_for(target, 1024, 4), "fp32")
+        build_product(target, plan_for(target, 256, 2), "fp16", EVEN=False, HIGH_FIRST=True)
+        build_product(target, plan_for(target, 256, 4), "fp32")
         build_product(target, plan_for(target, 64, 4), "fp32", SWIZZLED=False)
     elif target == "sm_80":
-        build_product(target, plan_for(target, 1024, 2), "fp16")
+        build_product(target, plan_for(target, 256, 2), "fp16")
     flags = NUMERICS | {"ROWS": 4, "OUTPUTS": 512, "DTYPE": tl.bfloat16, "NATIVE": False}
     build(_product_kernels.finish_kernel, target, flags)
 
@@ -174,7 +174,10 @@ def test_operands(target):
     build(_operand_kernels.quantized_operand_kernel, target, arranged | {"DYNAMIC": True})
     build(_operand_kernels.dense_operand_kernel, target, arranged)
     del arranged["GROUP"]
-    build(_operand_kernels.packed_operand_kernel, target, arranged)
+    layout = {"SWIZZLED": True, "HIGH_FIRST": False}
+    build(_operand_kernels.packed_operand_kernel, target, arranged | layout)
+    decoded = {"SWIZZLED": False, "HIGH_FIRST": True, "ARRANGED": False}
+    build(_operand_kernels.packed_operand_kernel, target, arranged | decoded)
 
 
 @pytest.mark.gpu

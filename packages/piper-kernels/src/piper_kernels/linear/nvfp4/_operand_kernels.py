@@ -241,29 +241,36 @@ def packed_operand_kernel(
     qdata,
     scale,
     out,
+    first_row,
     total_rows,
     features,
     width,
     scale_columns,
+    SWIZZLED: tl.constexpr,
+    HIGH_FIRST: tl.constexpr,
     ARRANGED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Decode packed codes with swizzled block scales, the low nibble of a byte first."""
+    """Decode ``total_rows`` rows of codes from ``first_row`` on, with their block scales."""
     rows, row_mask, first = _tile(tl.program_id(0), total_rows, width, ROWS, COLUMNS)
+    source_rows = (first_row + rows)[:, None]
     pairs = first // 2 + tl.arange(0, COLUMNS // 2)[None, :]
     block = first // 16 + tl.arange(0, COLUMNS // 16)[None, :]
     packed = tl.load(
-        qdata + rows[:, None] * (features // 2) + pairs,
+        qdata + source_rows * (features // 2) + pairs,
         mask=row_mask[:, None] & (pairs < features // 2),
         other=0,
     )
     scales = tl.load(
-        scale + scale_offsets(rows[:, None], block, scale_columns, True),
+        scale + scale_offsets(source_rows, block, scale_columns, SWIZZLED),
         mask=row_mask[:, None] & (block < features // 16),
         other=0,
     )
-    values = decode_e2m1(tl.interleave(packed & 15, packed >> 4))
+    low, high = packed & 15, packed >> 4
+    if HIGH_FIRST:
+        low, high = high, low
+    values = decode_e2m1(tl.interleave(low, high))
     wide = tl.broadcast_to(decode_e4m3(scales)[:, :, None], (ROWS, COLUMNS // 16, 16))
     decoded = values * tl.reshape(wide, (ROWS, COLUMNS))
     _store_operand(decoded, out, rows, row_mask, first, width, ARRANGED)

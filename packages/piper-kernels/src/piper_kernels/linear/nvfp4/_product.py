@@ -3,6 +3,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -10,11 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels.linear.nvfp4._operand_kernels import packed_operand_kernel
 from piper_kernels.linear.nvfp4._plan import ARRANGEMENT, ProductPlan, plan_product
 from piper_kernels.linear.nvfp4._product_kernels import finish_kernel, product_kernel
 from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, SCALE_COLUMN_TILE, ceil_div
 
 FINISH_ROWS, FINISH_OUTPUTS = 4, 512
+DECODE_ROWS, DECODE_COLUMNS = 8, 256
+# Rows of the weight that are decoded at once stay in the cache until they are multiplied.
+DECODED_BYTES = 32 * 2**20
+DECODED_PART = 128
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -100,6 +106,9 @@ def multiply(
         plan: The schedule.
         input_factor: Power of two that the operand was divided by.
     """
+    if plan.decoded:
+        _multiply_decoded(operand, input_level, weight, out, input_factor)
+        return
     rows, width = operand.shape
     device = operand.device
     target = accelerator_target(device)
@@ -154,18 +163,80 @@ def multiply(
         **numerics,
     )
     if partial:
-        grid = (triton.cdiv(rows, FINISH_ROWS) * triton.cdiv(weight.outputs, FINISH_OUTPUTS),)
-        finish_kernel[grid](
-            result,
-            *levels,
-            out,
-            rows,
-            weight.outputs,
-            splits,
-            bias_stride,
-            out.stride(0),
-            input_factor,
-            ROWS=FINISH_ROWS,
-            OUTPUTS=FINISH_OUTPUTS,
-            **numerics,
+        _finish(result, levels, out, splits, input_factor, numerics)
+
+
+def _finish(
+    sums: Tensor,
+    levels: tuple[Tensor | None, Tensor | None, Tensor | None],
+    out: Tensor,
+    splits: int,
+    input_factor: float,
+    numerics: dict[str, Any],
+) -> None:
+    rows, outputs = out.shape
+    bias = levels[2]
+    grid = (triton.cdiv(rows, FINISH_ROWS) * triton.cdiv(outputs, FINISH_OUTPUTS),)
+    finish_kernel[grid](
+        sums,
+        *levels,
+        out,
+        rows,
+        outputs,
+        splits,
+        0 if bias is None else bias.stride(0),
+        out.stride(0),
+        input_factor,
+        ROWS=FINISH_ROWS,
+        OUTPUTS=FINISH_OUTPUTS,
+        **numerics,
+    )
+
+
+def _multiply_decoded(
+    operand: Tensor,
+    input_level: Tensor | None,
+    weight: Weight,
+    out: Tensor,
+    input_factor: float,
+) -> None:
+    """Decode parts of the weight once, let the library sum in FP32, then scale and round."""
+    features = operand.shape[1]
+    part = max(DECODED_PART, DECODED_BYTES // (2 * features) // DECODED_PART * DECODED_PART)
+    for first in range(0, weight.outputs, part):
+        count = min(part, weight.outputs - first)
+        dense = operand.new_empty((count, features))
+        grid = (triton.cdiv(count, DECODE_ROWS) * triton.cdiv(features, DECODE_COLUMNS),)
+        packed_operand_kernel[grid](
+            weight.qdata,
+            weight.scale.view(torch.uint8),
+            dense,
+            first,
+            count,
+            features,
+            features,
+            ceil_div(features, SCALE_COLUMN_TILE if weight.swizzled else BLOCK_SIZE),
+            SWIZZLED=weight.swizzled,
+            HIGH_FIRST=weight.high_first,
+            ARRANGED=False,
+            ROWS=DECODE_ROWS,
+            COLUMNS=DECODE_COLUMNS,
         )
+        bias = None if weight.bias is None else weight.bias[first : first + count]
+        numerics = {
+            "DTYPE": _DTYPES[operand.dtype],
+            "LEVEL_X": input_level is not None,
+            "LEVEL_W": weight.level is not None,
+            "BIAS": bias is not None,
+            "NATIVE": False,
+        }
+        levels = (input_level, weight.level, bias)
+        result = out[:, first : first + count]
+        _finish(_fp32_product(operand, dense), levels, result, 1, input_factor, numerics)
+
+
+def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return ``left @ right.T`` in FP32, accumulated in FP32."""
+    if left.is_cuda and left.dtype.itemsize == 2:
+        return torch.mm(left, right.t(), out_dtype=torch.float32)
+    return left.float() @ right.float().t()

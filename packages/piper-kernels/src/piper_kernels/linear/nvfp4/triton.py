@@ -2,7 +2,8 @@
 
 It has the contracts of ``_portable``. Besides the result a call takes: a copy of inputs without
 unit column stride; the input as an operand, unless few rows of it are multiplied as they are;
-FP32 sums of a product whose depth is split; and 1 KiB for a dynamic scale. Nothing is
+FP32 sums of a product whose depth is split; for many rows a decoded part of the weight and its
+FP32 sums; and 1 KiB for a dynamic scale. Nothing is
 synchronized and nothing is read back, so every call can be captured.
 """
 
@@ -154,10 +155,13 @@ class TritonBackend:
                     input_qdata,
                     input_scale.view(torch.uint8),
                     operand,
+                    0,
                     rows,
                     features,
                     width,
                     ceil_div(features, SCALE_COLUMN_TILE),
+                    SWIZZLED=True,
+                    HIGH_FIRST=False,
                     ARRANGED=plan.arranged,
                     ROWS=ROWS,
                     COLUMNS=COLUMNS,
