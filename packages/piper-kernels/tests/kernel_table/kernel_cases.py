@@ -91,9 +91,11 @@ CASES = (*_weights(), *_nvfp4_weights(), *_gguf(), *int8_cases(), *nvfp4_cases()
 
 
 def package_kernels() -> set[str]:
-    """Return ``module.kernel`` of every kernel that the package can launch, from its sources."""
+    """Return ``module.kernel`` of every kernel outside attention, from the sources."""
     root, found = Path(piper_kernels.__file__).parent, set()
     for path in root.rglob("*.py"):
+        if path.is_relative_to(root / "attention"):
+            continue
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
