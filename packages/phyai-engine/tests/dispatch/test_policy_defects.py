@@ -170,6 +170,17 @@ def test_bad_params_are_errors_of_the_policy_not_of_the_row(tmp_path, catalog, p
         load_policy(file, catalog=catalog)
 
 
+def test_locks_beyond_those_of_a_layer_are_refused_at_load(tmp_path, catalog):
+    """11.19: the launcher failed at the first call."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n  - prefer: humming.gemm.w4a16\n"
+        "    params: {tuning_config: [[0, 64, {num_ctas_per_sm: 32}]]}\n"
+    )
+    with pytest.raises(PolicyError, match=r"policy\.yaml:3: .*needs 6758 locks.*holds 4096; lower"):
+        load_policy(file, catalog=catalog)
+
+
 def test_rules_on_tags_fire_where_tags_are_given(catalog):
     """11.17: shipped rules matched tags that nothing ever set."""
     data = {"rules": [{"match": {"model.tags": "fast"}, "prefer": "torch.rmsnorm"}]}
