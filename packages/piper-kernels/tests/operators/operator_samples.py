@@ -13,25 +13,18 @@ from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 
 NAMESPACE = "piper_kernels"
-ATTENTION = ("attention", "piper", "sage")
 GROUP, ROWS, FEATURES, INNER, OUTPUTS = 16, 9, 64, 96, 48
 CHUNK_ROWS = 128
 
 
 def operator_names():
-    """Return the names of all operators of weights, linears and their fusions.
-
-    Every module is imported first. Operators of attention have tests of their own.
-    """
+    """Return the names of all operators, after importing every module of the package."""
     for info in pkgutil.walk_packages(piper_kernels.__path__, "piper_kernels."):
-        if ".attention" not in info.name and not info.name.endswith(
-            ("__main__", "triton", "kernels", "kernel", "hopper")
-        ):
+        if not info.name.endswith(("__main__", "triton", "kernels", "kernel", "hopper")):
             importlib.import_module(info.name)
     prefix = f"{NAMESPACE}::"
     names = torch._C._dispatch_get_all_op_names()
-    found = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-    return sorted(name for name in found if not any(word in name for word in ATTENTION))
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def samples(device):
     operator_names()  # registers them
     maker = Maker(device)
     found = [*_int8(maker), *_int8_weights(maker), *_nvfp4(maker), *_nvfp4_weights(maker)]
-    found += [*_networks(maker), *_dense_attention(maker)]
+    found += _networks(maker)
     return found
 
 
@@ -204,31 +197,6 @@ def _network_values(m, name):
         "gate_indices": indices,
         "python_indexing": False,
     }
-
-
-def _dense_attention(m):
-    query, packed = m.random(1, 4, ROWS, 64), m.random(1, ROWS, 4 * 64)
-    key, value = (m.random(1, 2, 70, 64) for _ in range(2))
-    heads = packed.unflatten(-1, (4, 64)).transpose(1, 2)
-    for label, operands, causal in (
-        ("rectangular", (query, key, value), False),
-        ("causal", (query, key[:, :, :ROWS], value[:, :, :ROWS]), True),
-        ("views", (heads, heads.flip(1), heads), False),
-    ):
-        yield Sample("piper_attention", label, (*operands, 0.125, causal))
-        operands = tuple(x[:, :2] for x in operands)
-        yield Sample("sage_attention_2pp", label, (*operands, 0.125, causal))
-    prepared = importlib.import_module("piper_kernels.attention.piper_attention.prepared")
-    for label, causal, length in (("full", False, 70), ("causal", True, ROWS)):
-        floating = (key[:, :, :length], value[:, :, :length])
-        stored = prepared.prepare(query, *floating, scale=0.125, is_causal=causal, padded=True)
-        codes, kv = (stored.query_codes, stored.query_scale), stored.key_value
-        mean = m.random(1, 2, 64, dtype=torch.float32) if causal else kv.value_mean
-        arguments = (*codes, *floating, ROWS, causal)
-        yield Sample("piper_attention_from_quantized_query", label, arguments)
-        arguments = (kv.key_codes, kv.key_scale, kv.value_codes, kv.value_multiplier)
-        arguments = (*codes, *arguments, kv.value_log_scale, mean, ROWS, length, causal)
-        yield Sample("piper_attention_from_quantized", label, (*arguments, torch.float16))
 
 
 def _scales(schema, scale, *, nvfp4):
