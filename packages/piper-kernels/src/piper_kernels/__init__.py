@@ -3,3 +3,7 @@
 Importing this package loads neither torchao nor triton; the subpackages that need
 them import them.
 """
+
+from piper_kernels.attention import piper_attention, sage_attention_2pp
+
+__all__ = ["piper_attention", "sage_attention_2pp"]

@@ -37,7 +37,7 @@ def validate_dense_attention(
     """
     operands = {"query": query, "key": key, "value": value}
     for name, operand in operands.items():
-        _validate_operand(operator, name, operand)
+        validate_operand(operator, name, operand)
     if not query.device == key.device == value.device:
         raise ValueError(
             f"{operator} query, key and value must share a device, got {query.device}, "
@@ -55,12 +55,17 @@ def validate_dense_attention(
             f"{operator} is inference-only; call it under torch.no_grad() or detach its operands"
         )
     effective = query.shape[3] ** -0.5 if scale is None else float(scale)
-    if not math.isfinite(effective) or effective <= 0:
+    if not 0.0 < effective < math.inf:
         raise ValueError(f"{operator} scale must be finite and positive, got {scale}")
     return effective
 
 
-def _validate_operand(operator: str, name: str, operand: Tensor) -> None:
+def validate_operand(operator: str, name: str, operand: Tensor) -> None:
+    """Check the rank, dtype and layout of an operand ``[B, H, S, D]``.
+
+    Raises:
+        ValueError: One of them does not fit.
+    """
     if operand.ndim != 4:
         raise ValueError(
             f"{operator} {name} must have shape [batch, heads, sequence, head_dim], "

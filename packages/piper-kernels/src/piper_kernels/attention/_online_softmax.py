@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 PROBABILITY_LEVELS = 255
-TILE_ROWS = 64
 MIN_DENOMINATOR = 1e-30
 
 

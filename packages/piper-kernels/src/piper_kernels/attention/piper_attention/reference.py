@@ -4,23 +4,18 @@
 device; nothing is read back.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from piper_kernels.attention._online_softmax import (
-    PROBABILITY_LEVELS,
-    TILE_ROWS,
-    OnlineSoftmax,
-)
+from piper_kernels.attention._online_softmax import PROBABILITY_LEVELS, OnlineSoftmax
 from piper_kernels.attention._quantization import (
     Granularity,
     quantize_key,
     quantize_query,
     quantize_value_rows,
 )
+from piper_kernels.attention._tiles import query_windows, score_tiles, unfold_groups
 
 
 @dataclass(frozen=True)
@@ -91,33 +86,33 @@ def attend(operands: QuantizedOperands, *, scale: float, is_causal: bool = False
     """
     o = operands
     batch, heads, rows, head_dim = o.query_codes.shape
-    kv_heads, keys = o.key_codes.shape[1:3]
+    kv_heads = o.key_codes.shape[1]
     log_value_scale = o.value_scale.log()
     output = o.query_scale.new_empty((batch, heads, rows, head_dim))
-    for first, last in query_chunks(batch * heads, rows, output.device):
-        window = slice(first, last)
-        query = fold_groups(o.query_codes[:, :, window], kv_heads).float()
-        query_scale = fold_groups(o.query_scale[:, :, window, None], kv_heads)
-        state = OnlineSoftmax.start(query.shape[:-1], head_dim, query.device)
-        for start in range(0, min(keys, last) if is_causal else keys, TILE_ROWS):
-            tile = slice(start, min(start + TILE_ROWS, keys))
-            scores = query @ o.key_codes[:, :, tile].float().mT
-            scores.mul_(query_scale).mul_(o.key_scale[:, :, None, tile]).mul_(scale)
-            if is_causal and tile.stop - 1 > first:
-                mask_later_keys(scores, first, last, start)
-            value_scale = o.value_scale[:, :, None, tile]
+    for window in query_windows(batch * heads, rows, output.device):
+        positions = range(window.start, window.stop)
+        folded = (batch, kv_heads, heads // kv_heads * len(positions))
+        state = OnlineSoftmax.start(folded, head_dim, output.device)
+        for tile, scores in score_tiles(
+            o.query_codes[:, :, window],
+            o.query_scale[:, :, window],
+            o.key_codes,
+            o.key_scale,
+            positions=positions,
+            scale=scale,
+            is_causal=is_causal,
+        ):
             state.add(
                 scores,
                 o.value_codes[:, :, tile],
                 log_value_scale[:, :, None, tile],
-                (value_scale, float(PROBABILITY_LEVELS)),
+                (o.value_scale[:, :, None, tile], float(PROBABILITY_LEVELS)),
             )
-        chunk = state.output(o.value_mean)
-        output[:, :, window] = chunk.view(batch, heads, last - first, head_dim)
+        output[:, :, window] = unfold_groups(state.output(o.value_mean), heads)
     return output
 
 
-def piper_attention(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -129,38 +124,3 @@ def piper_attention(
     """Return the attention in the dtype of ``query``, contiguous ``[B, Hq, Sq, D]``."""
     operands = prepare(query, key, value, is_causal=is_causal, granularity=granularity)
     return attend(operands, scale=scale, is_causal=is_causal).to(query.dtype)
-
-
-def query_chunks(sequences: int, rows: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Return windows of query rows that bound the memory of a tile of scores.
-
-    Rows do not influence each other, so results do not depend on the windows. On a CPU the
-    scores of a window stay in the cache; elsewhere a few large windows cost fewer launches.
-    """
-    elements = 2**18 if device.type == "cpu" else 2**24
-    step = max(elements // (max(sequences, 1) * TILE_ROWS * TILE_ROWS), 1) * TILE_ROWS
-    for first in range(0, rows, step):
-        yield first, min(first + step, rows)
-
-
-def fold_groups(x: Tensor, kv_heads: int) -> Tensor:
-    """Lay the query heads of a key-value head below one another.
-
-    ``[B, groups * Hkv, R, N]`` becomes ``[B, Hkv, groups * R, N]``.
-    """
-    return x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-
-
-def mask_later_keys(scores: Tensor, first: int, last: int, start: int) -> None:
-    """Set scores of keys after their query to negative infinity, in place.
-
-    Args:
-        scores: ``[B, Hkv, groups * (last - first), N]``.
-        first: Position of the first query.
-        last: Position after the last query.
-        start: Position of the first key.
-    """
-    rows = torch.arange(first, last, device=scores.device)
-    keys = torch.arange(start, start + scores.shape[-1], device=scores.device)
-    later = keys > rows[:, None]
-    scores.unflatten(2, (-1, last - first)).masked_fill_(later, float("-inf"))

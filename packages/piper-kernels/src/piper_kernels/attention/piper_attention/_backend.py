@@ -1,0 +1,77 @@
+"""Selection of the code that executes dense Piper attention."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from piper_kernels._triton.targets import accelerator_target
+from piper_kernels.attention._backends import AttentionBackend, AttentionRequest, select_backend
+from piper_kernels.attention.piper_attention import prepared, reference
+from piper_kernels.attention.piper_attention.prepared import PreparedAttention, PreparedKeyValue
+
+
+class PiperAttentionBackend(AttentionBackend, Protocol):
+    """What executes dense Piper attention, from floating or prepared operands."""
+
+    def prepare_key_value(self, key: Tensor, value: Tensor, is_causal: bool) -> PreparedKeyValue:
+        """Return padded keys and values with one key scale per 64 rows."""
+        ...
+
+    def attend(
+        self,
+        operands: PreparedAttention,
+        query_length: int,
+        key_length: int,
+        is_causal: bool,
+        output_dtype: torch.dtype,
+    ) -> Tensor:
+        """Return the attention of prepared operands, contiguous ``[B, Hq, query_length, D]``."""
+        ...
+
+
+class PortableBackend:
+    """Executes the reference; supports everything."""
+
+    name = "portable"
+
+    def support(self, _request: AttentionRequest, /) -> tuple[bool, str]:
+        """Return that every call is supported."""
+        return True, ""
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool
+    ) -> Tensor:
+        """Return the attention with scales per thread."""
+        return reference.attention(query, key, value, scale, is_causal)
+
+    def prepare_key_value(self, key: Tensor, value: Tensor, is_causal: bool) -> PreparedKeyValue:
+        """Return padded keys and values with one key scale per 64 rows."""
+        return prepared.prepare_key_value(key, value, is_causal=is_causal, padded=True)
+
+    def attend(
+        self,
+        operands: PreparedAttention,
+        query_length: int,
+        key_length: int,
+        is_causal: bool,
+        output_dtype: torch.dtype,
+    ) -> Tensor:
+        """Return the attention of prepared operands."""
+        output = prepared.attend(
+            operands, query_length=query_length, key_length=key_length, is_causal=is_causal
+        )
+        return output.to(output_dtype)
+
+
+# In order of preference. A native backend goes in front.
+BACKENDS: tuple[PiperAttentionBackend, ...] = (PortableBackend(),)
+
+
+def backend_for(query: Tensor, is_causal: bool) -> PiperAttentionBackend:
+    """Return the backend that executes a call with queries ``[..., D]``.
+
+    Operators ask at execution time, so a compiled graph follows a change of backend.
+    """
+    request = AttentionRequest(accelerator_target(query.device), query.shape[-1], is_causal)
+    return select_backend(BACKENDS, request)
