@@ -58,6 +58,20 @@ def test_rectangular(queries, keys, nan_filled_memory):
     torch.testing.assert_close(output[1, 3].double(), last, atol=LOOP_MAX, rtol=0)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(1, 256), (2, 1001), (4, 8193), (3, 131073)])
+def test_many_keys(queries, keys):
+    operands = random_operands(1, 2, 1, queries, keys, 64, seed=keys)
+    output = reference.attend(reference.prepare(*operands), scale=0.125)
+    assert sqnr(output, exact_attention(*operands)) > 33
+
+
+@causal
+def test_four_thousand_tokens(is_causal):
+    operands = random_operands(1, 1, 1, 4096, 4096, 128)
+    output = piper_attention(*operands, is_causal=is_causal)
+    assert sqnr(output, exact_attention(*operands, is_causal=is_causal)) >= 34
+
+
 @causal
 @widths
 @pytest.mark.parametrize("granularity", Granularity, ids=lambda g: g.name)

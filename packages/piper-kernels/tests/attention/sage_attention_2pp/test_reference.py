@@ -63,7 +63,7 @@ def test_quality(head_dim, is_causal, granularity):
     assert sqnr(output, exact_attention(*operands, is_causal=is_causal)) >= 27
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 127), (9, 65), (193, 1), (97, 143)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 127), (9, 65), (193, 1), (97, 143), (2, 8193)])
 def test_rectangular_and_strided(queries, keys, nan_filled_memory):
     operands = random_operands(2, 3, 3, 2 * queries, 2 * keys, 64, seed=keys)
     strided = [x[:, :, ::2] for x in operands]
