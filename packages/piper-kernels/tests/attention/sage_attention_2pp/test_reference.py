@@ -97,6 +97,19 @@ def test_sums_of_a_tile_stay_within_fp16():
     torch.testing.assert_close(output, torch.full_like(output, 6e4), rtol=2e-3, atol=0)
 
 
+def test_the_sum_of_a_tile_is_rounded_to_fp16_and_sums_of_tiles_are_not():
+    query, value = torch.randn(1, 1, 1, 64).half(), torch.ones(1, 1, 64, 64)
+    value[:, :, -1] = 2**-9 / 2.25  # the smallest E4M3 code
+    codes = 448 * (63 * 2.25 + 2**-9)  # 63504.875, where FP16 has steps of 32
+    for tiles in (1, 3):
+        repeated = value.repeat(1, 1, tiles, 1)
+        operands = reference.prepare(query, torch.zeros_like(repeated), repeated)
+        output = reference.attend(operands, scale=0.125)
+        wanted = operands.value_scale / (64 * 448)
+        torch.testing.assert_close(output[:, :, 0], 63520 * wanted, rtol=2e-5, atol=0)
+        assert not torch.isclose(output[:, :, 0], codes * wanted, rtol=2e-5, atol=0).any()
+
+
 @causal
 def test_the_operator_keeps_its_contract(is_causal):
     operands = [x[:, :, ::2] for x in random_operands(1, 2, 2, 130, 130, 64)]
