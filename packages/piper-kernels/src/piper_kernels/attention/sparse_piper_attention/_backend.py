@@ -1,0 +1,81 @@
+"""Selection of the code that executes sparse Piper attention on a device."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from piper_kernels.attention.sparse_piper_attention._portable import PortableBackend
+from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
+from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest, RoutingSummaries
+
+
+class SparseAttentionBackend(Protocol):
+    """What an execution backend provides; shapes and maths are those of the reference."""
+
+    def support(self, device: torch.device, head_dim: int) -> tuple[bool, str]:
+        """Return whether the backend runs on a device, and the reason when it does not."""
+        ...
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        request: RoutingRequest,
+        scale: float,
+        block_lengths: Tensor | None,
+    ) -> Tensor:
+        """Return the attention of floating operands ``[B, S, H, D]`` in their dtype."""
+        ...
+
+    def attention_from_quantized(
+        self,
+        operands: PreparedOperands,
+        summaries: RoutingSummaries,
+        request: RoutingRequest,
+        rows: int,
+        block_lengths: Tensor | None,
+        output_dtype: torch.dtype,
+        *,
+        coarse_output: Tensor | None = None,
+        coarse_gate: Tensor | None = None,
+        query_block_offset: int = 0,
+        query_block_count: int | None = None,
+    ) -> Tensor:
+        """Return the attention of prepared operands, ``[B, rows of the range, Hq, D]``.
+
+        Args:
+            operands: Codes and scales of the whole sequence.
+            summaries: Routing summaries of the whole sequence.
+            request: Budgets and routing of the call.
+            rows: Rows of the sequence that exist, or all of them with ``block_lengths``.
+            block_lengths: int32 ``[blocks]``, or ``None``.
+            output_dtype: Dtype of the result, rounded to once.
+            coarse_output: FP32 ``[B, Hq, blocks, D]``; added to each row of its block, times the
+                gate, in FP32. ``None``: nothing is added.
+            coarse_gate: Floating ``[B, rows, Hq, D]``, given with ``coarse_output``.
+            query_block_offset: First query block to compute.
+            query_block_count: Query blocks to compute; ``None``: all that follow.
+        """
+        ...
+
+
+BACKENDS: tuple[SparseAttentionBackend, ...] = (PortableBackend(),)  # the fastest first
+
+
+def select_backend(device: torch.device, head_dim: int) -> SparseAttentionBackend:
+    """Return the backend that executes the operators on a device.
+
+    Operators ask at execution time, so a compiled graph follows a change of backend.
+
+    Raises:
+        RuntimeError: None does; the message says why.
+    """
+    reasons = []
+    for backend in BACKENDS:
+        usable, reason = backend.support(device, head_dim)
+        if usable:
+            return backend
+        reasons.append(reason)
+    raise RuntimeError(f"no backend of sparse Piper Attention is usable: {'; '.join(reasons)}")
