@@ -84,6 +84,22 @@ def test_quantization_costs_little(dtype, routing):
     assert relative(found, exact) < QUANTIZATION_ERROR
 
 
+@pytest.mark.parametrize(("rows", "lengths"), [(1001, None), (256, [64, 17, 51, 1])])
+def test_biased_keys_and_values_equal_the_loops(rows, lengths):
+    """Padded rows must not widen the scales, as the negated mean would."""
+    query, key, value = tensors(rows)
+    key, value = key + 20, value - 20
+    lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    found = SparsePiperAttention(RATIOS, routing="mean")(
+        query, key, value, sparse_key_blocks=3, block_lengths=lengths
+    )
+    expected = slow_attention.attention(
+        query, key, value, RATIOS, 3, routing="mean", lengths=lengths
+    )
+    found, expected = existing(found, lengths) + 20, existing(expected, lengths) + 20
+    assert relative(found, expected) < 2 * ORACLE_ERROR
+
+
 def test_the_exact_attention_is_softmax_along_the_routes():
     query, key, value = tensors(193)
     request = RoutingRequest(tuple(round(r * 10**6) for r in RATIOS), 3, RoutingMode.MEAN, 3)
