@@ -47,7 +47,7 @@ EVERYTHING = [
     "ruff format --check .",
     "pyright ",
     "lint-imports ",
-    "pytest -q -n auto --color=no",
+    "pytest -q -n auto --dist worksteal --color=no",
 ]
 
 
@@ -70,7 +70,7 @@ def test_any_failure_fails_the_whole_and_hides_nothing(repository: Path, failing
 
 def test_arguments_go_to_pytest(repository: Path):
     run(repository, "scripts/test", "-k", "two  words")
-    assert calls(repository)[-1] == "pytest -q -n auto --color=no -k two  words"
+    assert calls(repository)[-1] == "pytest -q -n auto --dist worksteal --color=no -k two  words"
 
 
 def test_the_demo_gets_its_arguments(repository: Path):

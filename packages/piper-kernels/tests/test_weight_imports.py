@@ -19,7 +19,8 @@ MODULES = sorted(
 
 # Device code: the only modules that may need triton when they are imported.
 DEVICE_CODE = re.compile(
-    r"triton$|_kernels$|\.nvfp4\._tiles$"
+    r"triton$|_triton_backend$|_kernels(\.\w+)?$|\._launch$"
+    r"|\._nvidia\.hopper(_epilogue|_kernel)?$|\.nvfp4\._(tiles|native|product)$"
     r"|piper_kernels\._triton\.(?!runtime$|targets$|row_chunks$)\w+$"
 )
 # What a user without torchao has: no weight class, no operator that consumes one.
