@@ -16,20 +16,27 @@ class OnlineSoftmax:
     Attributes:
         numerator: FP32 ``[..., R, D]``, in units of probability codes.
         denominator: FP32 ``[..., R, 1]``, the sum of unrounded probabilities.
-        maximum: FP32 ``[..., R, 1]``, the running coordinate, which contains the value scales.
+        maximum: FP32 ``[..., R, 1]``, the largest score so far: the running coordinate without
+            the value scales.
+        offset: FP32 ``[..., R, 1]``, what the value scales add to the coordinate. Apart from the
+            score it is not lost beside a score of millions.
     """
 
-    def __init__(self, numerator: Tensor, denominator: Tensor, maximum: Tensor) -> None:
+    def __init__(
+        self, numerator: Tensor, denominator: Tensor, maximum: Tensor, offset: Tensor
+    ) -> None:
         self.numerator = numerator
         self.denominator = denominator
         self.maximum = maximum
+        self.offset = offset
 
     @classmethod
     def start(cls, rows: Sequence[int], head_dim: int, device: torch.device) -> Self:
         """Return the state of rows ``[..., R]`` that have seen no key."""
         denominator = torch.zeros(*rows, 1, device=device)
         maximum = torch.full_like(denominator, float("-inf"))
-        return cls(torch.zeros(*rows, head_dim, device=device), denominator, maximum)
+        numerator = torch.zeros(*rows, head_dim, device=device)
+        return cls(numerator, denominator, maximum, torch.zeros_like(denominator))
 
     def add(
         self,
@@ -53,12 +60,16 @@ class OnlineSoftmax:
                 the value scale times 255.
             exponential: ``torch.exp``, or ``torch.exp2`` for scores in base 2.
         """
-        tile_maximum = (scores + log_value_scale).amax(-1, keepdim=True)
-        maximum = torch.maximum(self.maximum, tile_maximum)
-        old_weight = exponential(self.maximum - maximum)
-        tile_weight = exponential(tile_maximum - maximum)
-        # A tile without a visible key has the coordinate -inf, hence NaN here.
-        p = exponential(scores.sub_(tile_maximum)).nan_to_num_(nan=0.0)
+        tile_maximum = scores.amax(-1, keepdim=True)
+        # A tile without a visible key has the maximum -inf, hence NaN in what follows.
+        hidden = tile_maximum == float("-inf")
+        scores.sub_(tile_maximum)
+        tile_offset = (scores + log_value_scale).amax(-1, keepdim=True)
+        rise = (tile_maximum - self.maximum) + (tile_offset - self.offset)
+        higher = rise > 0
+        old_weight = torch.where(higher, exponential(-rise), 1.0)
+        tile_weight = torch.where(higher, 1.0, exponential(rise)).masked_fill_(hidden, 0.0)
+        p = exponential(scores.sub_(tile_offset)).nan_to_num_(nan=0.0)
         tile_sum = p.sum(-1, keepdim=True)
         for factor in code_factors:
             p.mul_(factor)
@@ -66,7 +77,8 @@ class OnlineSoftmax:
         product = codes @ value_codes.float()
         self.denominator = self.denominator * old_weight + tile_sum * tile_weight
         self.numerator.mul_(old_weight).add_(product.mul_(tile_weight))
-        self.maximum = maximum
+        self.maximum = torch.where(higher, tile_maximum, self.maximum)
+        self.offset = torch.where(higher, tile_offset, self.offset)
 
     def output(self, value_mean: Tensor | None = None) -> Tensor:
         """Return the attention output, FP32 ``[..., R, D]``.
