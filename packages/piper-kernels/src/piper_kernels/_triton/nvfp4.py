@@ -1,6 +1,7 @@
 """NVFP4 encoding and decoding for Triton kernels: E2M1 values, E4M3 block scales."""
 
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 import triton
 import triton.language as tl
