@@ -1,13 +1,17 @@
 """``phyai-quant inspect``: which layer of a checkpoint is quantized to what."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phyai_quant.cli import output
 from phyai_quant.cli.options import CheckpointDir, Json
+
+if TYPE_CHECKING:
+    from phyai_quant.offline.report import LayerRow
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -57,6 +61,11 @@ def inspect_command(
             }
         )
         return
+    _print_report(rows, other, merge=merge)
+
+
+def _print_report(rows: "Sequence[LayerRow]", other: int, *, merge: bool) -> None:
+    before, after = sum(row.before for row in rows), sum(row.after for row in rows)
     table = output.make_table(
         "layer",
         "shape",

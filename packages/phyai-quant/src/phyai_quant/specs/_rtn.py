@@ -98,11 +98,7 @@ def quantize(
         scale = _divide(largest.clamp_min(_RANGE_SEED), FLOAT_MAX[quant.dtype])
         codes = encode_fp8(blocks * scale.reciprocal()[..., None, None], quant.dtype)
         stored = scale.to(scale_dtype)
-    if stored.dtype in _SOURCE_DTYPES and not bool(torch.isfinite(stored).all()):
-        raise QuantConfigError(
-            f"a scale of {quant.describe()} is too large for {scale_dtype}; allowed: scales up to "
-            f"{torch.finfo(scale_dtype).max:g}; use bf16 or fp32 scales"
-        )
+    _check_scales(stored, quant)
     return QuantizedWeight(
         _from_blocks(codes, weight.shape), _scale_shape(stored, quant), global_scale
     )
@@ -246,4 +242,12 @@ def _check_source(weight: Tensor) -> None:
         raise QuantConfigError(
             "cannot quantize a weight that holds NaN or infinite values; allowed: finite values; "
             "repair the checkpoint"
+        )
+
+
+def _check_scales(stored: Tensor, quant: TensorQuant) -> None:
+    if stored.dtype in _SOURCE_DTYPES and not bool(torch.isfinite(stored).all()):
+        raise QuantConfigError(
+            f"a scale of {quant.describe()} is too large for {stored.dtype}; allowed: scales up to "
+            f"{torch.finfo(stored.dtype).max:g}; use bf16 or fp32 scales"
         )

@@ -54,6 +54,11 @@ class Weight:
         """Columns of the weight."""
         return 2 * self.qdata.shape[1]
 
+    @property
+    def scale_columns(self) -> int:
+        """What ``scale_offsets`` takes: tiles or blocks of a row."""
+        return ceil_div(self.features, SCALE_COLUMN_TILE if self.swizzled else BLOCK_SIZE)
+
     def words(self) -> Tensor:
         """Return the codes as int16; storage that starts on an odd byte is copied."""
         aligned = self.qdata if self.qdata.data_ptr() % 2 == 0 else self.qdata.clone()
@@ -106,9 +111,18 @@ def multiply(
         plan: The schedule.
         input_factor: Power of two that the operand was divided by.
     """
-    if plan.decoded:
-        _multiply_decoded(operand, input_level, weight, out, input_factor)
-        return
+    run = _multiply_decoded if plan.decoded else _multiply_tiles
+    run(operand, input_level, weight, out, plan, input_factor)
+
+
+def _multiply_tiles(
+    operand: Tensor,
+    input_level: Tensor | None,
+    weight: Weight,
+    out: Tensor,
+    plan: ProductPlan,
+    input_factor: float,
+) -> None:
     rows, width = operand.shape
     device = operand.device
     target = accelerator_target(device)
@@ -117,13 +131,8 @@ def multiply(
     split_depth = ceil_div(ceil_div(width, plan.depth), plan.splits) * plan.depth
     splits = ceil_div(width, split_depth)
     bias = weight.bias
-    numerics = {
-        "DTYPE": _DTYPES[dtype],
-        "LEVEL_X": input_level is not None,
-        "LEVEL_W": weight.level is not None,
-        "BIAS": bias is not None,
-        "NATIVE": target is not None and target.backend == "cuda" and dtype.itemsize == 2,
-    }
+    native = target is not None and target.backend == "cuda" and dtype.itemsize == 2
+    numerics = _numerics(weight, input_level, dtype, native=native)
     result = out
     if partial:
         result = operand.new_empty((splits * rows, weight.outputs), dtype=torch.float32)
@@ -141,7 +150,7 @@ def multiply(
         weight.features,
         width,
         split_depth,
-        ceil_div(weight.features, SCALE_COLUMN_TILE if weight.swizzled else BLOCK_SIZE),
+        weight.scale_columns,
         weight.features // 4,
         operand.stride(0),
         bias_stride,
@@ -164,6 +173,19 @@ def multiply(
     )
     if partial:
         _finish(result, levels, out, splits, input_factor, numerics)
+
+
+def _numerics(
+    weight: Weight, input_level: Tensor | None, dtype: torch.dtype, *, native: bool
+) -> dict[str, Any]:
+    """Return the flags that products and their last step share."""
+    return {
+        "DTYPE": _DTYPES[dtype],
+        "LEVEL_X": input_level is not None,
+        "LEVEL_W": weight.level is not None,
+        "BIAS": weight.bias is not None,
+        "NATIVE": native,
+    }
 
 
 def _finish(
@@ -198,10 +220,12 @@ def _multiply_decoded(
     input_level: Tensor | None,
     weight: Weight,
     out: Tensor,
+    _plan: ProductPlan,
     input_factor: float,
 ) -> None:
     """Decode parts of the weight once, let the library sum in FP32, then scale and round."""
     features = operand.shape[1]
+    numerics = _numerics(weight, input_level, operand.dtype, native=False)
     part = max(DECODED_PART, DECODED_BYTES // (2 * features) // DECODED_PART * DECODED_PART)
     for first in range(0, weight.outputs, part):
         count = min(part, weight.outputs - first)
@@ -215,7 +239,7 @@ def _multiply_decoded(
             count,
             features,
             features,
-            ceil_div(features, SCALE_COLUMN_TILE if weight.swizzled else BLOCK_SIZE),
+            weight.scale_columns,
             SWIZZLED=weight.swizzled,
             HIGH_FIRST=weight.high_first,
             ARRANGED=False,
@@ -223,13 +247,6 @@ def _multiply_decoded(
             COLUMNS=DECODE_COLUMNS,
         )
         bias = None if weight.bias is None else weight.bias[first : first + count]
-        numerics = {
-            "DTYPE": _DTYPES[operand.dtype],
-            "LEVEL_X": input_level is not None,
-            "LEVEL_W": weight.level is not None,
-            "BIAS": bias is not None,
-            "NATIVE": False,
-        }
         levels = (input_level, weight.level, bias)
         result = out[:, first : first + count]
         _finish(_fp32_product(operand, dense), levels, result, 1, input_factor, numerics)
