@@ -8,6 +8,8 @@ import torch
 from _ffn_models import BLOCKS, FeedForwardCase, build, quantized
 from _quality import quality
 
+from piper_kernels._compile.passes import install_passes
+
 GROUP = 16
 CASE = FeedForwardCase("block", 24, 64, 96, 2)
 GPU = [
@@ -45,10 +47,8 @@ def recorder():
 
 
 def compiled(model, record, **arguments):
-    options = dict(benchmark_ffn.compile_options("swiglu"))
-    passes = options["post_grad_custom_pre_pass"]
-    passes = passes if isinstance(passes, tuple) else (passes,)
-    options["post_grad_custom_pre_pass"] = (*passes, record)
+    # Not every supported Inductor takes a tuple of passes.
+    options = install_passes(benchmark_ffn.compile_options("swiglu"), record)
     return torch.compile(model, fullgraph=True, options=options, **arguments)
 
 
