@@ -39,12 +39,12 @@ def int8_cases():
     plans = {
         "SMALL": (plan.SMALL, NEWER),
         "MEDIUM": (plan.MEDIUM, NEWER),
-        "BASE": (plan.BASE, NEWER),
+        "BASE": (plan.BASE, (NEWER[0], NEWER[2])),
+        "SM100_LARGE": (plan.SM100_LARGE, NEWER[1:2]),
         "SM8X_SMALL": (plan.SM8X_SMALL, SM8X),
         "SM8X_MEDIUM": (plan.SM8X_MEDIUM, SM8X),
         "SM8X_NARROW": (plan.SM8X_NARROW, SM8X),
-        "SM8X_SQUARE": (plan.SM8X_SQUARE, SM8X),
-        "SM8X_TALL": (plan.SM8X_TALL, SM8X),
+        "SM8X_LARGE": (plan.SM8X_LARGE, SM8X),
         "AMD SMALL": (amd.SMALL, HIP),
         "AMD LARGE": (amd.LARGE, HIP),
     }

@@ -1,5 +1,7 @@
 """Every kernel and plan compiles to machine code for its targets, without a GPU."""
 
+import re
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -19,10 +21,10 @@ HIP = {"gfx942": 64, "gfx1200": 32, "gfx1201": 32}
 TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
 TARGETS |= {name: GPUTarget("hip", name, warp) for name, warp in HIP.items()}
 PLANS = {
-    "sm_80": [nvidia.SM8X_SMALL, nvidia.SM8X_NARROW, nvidia.SM8X_SQUARE],
-    "sm_89": [nvidia.SM8X_MEDIUM, nvidia.SM8X_TALL],
+    "sm_80": [nvidia.SM8X_SMALL, nvidia.SM8X_MEDIUM, nvidia.SM8X_LARGE, nvidia.SM8X_NARROW],
+    "sm_89": [nvidia.SM8X_MEDIUM, nvidia.SM8X_SMALL, nvidia.SM8X_LARGE],
     "sm_90": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],
-    "sm_100": [nvidia.SMALL, nvidia.MEDIUM],
+    "sm_100": [nvidia.SMALL, nvidia.MEDIUM, nvidia.SM100_LARGE],
     "sm_120": [nvidia.SMALL, nvidia.MEDIUM, nvidia.BASE],
     "gfx942": [amd.SMALL],
     "gfx1200": [amd.SMALL],
@@ -54,6 +56,7 @@ def build(kernel, target, constants, options=None, **types):
     names = list(kernel.arg_names)
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     divisible = {"x", "w", "second_w", "x_row_stride", "depth", "source", "row_stride", "features"}
+    divisible |= {"out", "out_row_stride"}
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in names if n in divisible}
     source = ASTSource(kernel, signature, constants, attrs=attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=options)
@@ -62,7 +65,15 @@ def build(kernel, target, constants, options=None, **types):
     return compiled
 
 
-def test_matmul(target):
+def stack_bytes(compiled, folder):
+    path = folder / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", text)[1])
+
+
+def test_matmul(target, tmp_path):
     for index, plan in enumerate(PLANS[target]):
         paired = index == 0
         split = 2 if index == 1 else plan.split_k
@@ -81,6 +92,8 @@ def test_matmul(target):
         )
         if target in SHARED_MEMORY:
             assert compiled.metadata.shared <= SHARED_MEMORY[target] * 1024
+            if split == plan.split_k:
+                assert stack_bytes(compiled, tmp_path) == 0, f"{plan} spills registers"
             mma = {"sm_90": "wgmma" if plan.block_m >= 64 else "mma.sync"}.get(target)
             assert mma is None or mma in compiled.asm["ptx"]
 

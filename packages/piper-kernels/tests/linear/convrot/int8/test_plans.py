@@ -24,6 +24,7 @@ def test_supported_targets(backend, architecture, usable):
     assert supported is usable
     assert usable == (reason == "")
     assert usable or architecture in reason
+    assert usable or "torch._int_mm" in reason
 
 
 @pytest.mark.parametrize(
@@ -33,15 +34,16 @@ def test_supported_targets(backend, architecture, usable):
         ((8, 9), 32, 3072, nvidia.SM8X_SMALL),
         ((8, 9), 32, 3136, nvidia.SM8X_MEDIUM),
         ((8, 0), 4096, 128, nvidia.SM8X_NARROW),
-        ((8, 0), 1024, 1024, nvidia.SM8X_SQUARE),
+        ((8, 0), 1024, 1024, nvidia.SM8X_LARGE),
         ((8, 0), 256, 1024, nvidia.SM8X_MEDIUM),
-        ((8, 6), 8192, 8192, nvidia.SM8X_TALL),
+        ((8, 6), 8192, 8192, nvidia.SM8X_LARGE),
         ((9, 0), 32, 8192, nvidia.SMALL),
         ((12, 0), 64, 4096, nvidia.SMALL),
         ((12, 0), 96, 4096, nvidia.MEDIUM),
         ((12, 0), 8192, 64, nvidia.MEDIUM),
         ((12, 0), 8192, 8192, nvidia.BASE),
-        ((10, 0), 8192, 8192, nvidia.BASE),
+        ((10, 0), 8192, 8192, nvidia.SM100_LARGE),
+        ((10, 0), 32, 8192, nvidia.SMALL),
     ],
 )
 def test_nvidia_policy(capability, rows, columns, plan):
@@ -130,7 +132,8 @@ def test_backends_follow_the_target(monkeypatch):
     )
 
     device = torch.device("cuda", 0)
-    for architecture, kind in (("sm_70", PreparationBackend), ("sm_90", TritonBackend)):
+    kinds = {"sm_70": PreparationBackend, "sm_75": PreparationBackend, "sm_90": TritonBackend}
+    for architecture, kind in kinds.items():
         _backend._triton_backend.cache_clear()
         target = AcceleratorTarget("cuda", architecture)
         monkeypatch.setattr(_backend, "accelerator_target", lambda _device, t=target: t)

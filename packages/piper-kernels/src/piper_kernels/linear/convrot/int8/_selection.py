@@ -21,11 +21,15 @@ def supports_matmul(target: AcceleratorTarget) -> tuple[bool, str]:
     if target.backend == "cuda":
         if target.capability >= MIN_CAPABILITY:
             return True, ""
-        return False, f"INT8 products need sm_80 or newer, got {target.architecture}"
-    if target.architecture in amd.ARCHITECTURES:
-        return True, ""
-    allowed = ", ".join(amd.ARCHITECTURES)
-    return False, f"INT8 products need one of {allowed}, got {target.architecture}"
+        needed = "sm_80 or newer"
+    else:
+        if target.architecture in amd.ARCHITECTURES:
+            return True, ""
+        needed = f"one of {', '.join(amd.ARCHITECTURES)}"
+    return False, (
+        f"kernels of INT8 products need {needed}, got {target.architecture}; "
+        "inputs are prepared with kernels there and multiplied with torch._int_mm"
+    )
 
 
 def select_matmul_plan(target: AcceleratorTarget | None, rows: int, columns: int) -> MatmulPlan:

@@ -6,23 +6,22 @@ BASE = MatmulPlan(128, 256, 128, num_warps=8, num_stages=3, group_m=16)
 
 SMALL = MatmulPlan(32, 64, 128, num_warps=8, num_stages=4, group_m=0)
 MEDIUM = MatmulPlan(64, 64, 128, num_warps=4, num_stages=3, group_m=0)
+# Triton spills registers of the base tile on sm_100.
+SM100_LARGE = MatmulPlan(128, 128, 128, num_warps=8, num_stages=3, group_m=16)
 
 SM8X_SMALL = MatmulPlan(16, 64, 128, num_warps=4, num_stages=4, group_m=0)
 SM8X_MEDIUM = MatmulPlan(64, 64, 128, num_warps=4, num_stages=4, group_m=0)
-SM8X_NARROW = MatmulPlan(128, 64, 128, num_warps=4, num_stages=3, group_m=16)
-SM8X_SQUARE = MatmulPlan(128, 128, 64, num_warps=4, num_stages=3, group_m=8)
-SM8X_TALL = MatmulPlan(256, 128, 64, num_warps=8, num_stages=4, group_m=8)
+# Triton 3.8 spills registers from 64 accumulators of a thread on: more warps, not larger tiles.
+SM8X_NARROW = MatmulPlan(128, 64, 128, num_warps=8, num_stages=3, group_m=16)
+SM8X_LARGE = MatmulPlan(128, 128, 64, num_warps=8, num_stages=3, group_m=8)
 
-PLANS = (
-    BASE, SMALL, MEDIUM, SM8X_SMALL, SM8X_MEDIUM, SM8X_NARROW, SM8X_SQUARE, SM8X_TALL,
-)  # fmt: skip
+PLANS = (BASE, SMALL, MEDIUM, SM100_LARGE, SM8X_SMALL, SM8X_MEDIUM, SM8X_NARROW, SM8X_LARGE)
 
 _SMALL_TILES = 128
 _MEDIUM_ROWS = 72
 _SM8X_SMALL_TILES = 96
 _SM8X_LARGE_ROWS = 256
 _SM8X_LARGE_TILES = 48
-_SM8X_SQUARE_COLUMNS = 1024
 
 
 def select_plan(capability: tuple[int, int], rows: int, columns: int) -> MatmulPlan:
@@ -42,7 +41,7 @@ def select_plan(capability: tuple[int, int], rows: int, columns: int) -> MatmulP
         return SMALL
     if columns <= 64 or rows * ceil_div(columns, 256) < _SMALL_TILES * _MEDIUM_ROWS:
         return MEDIUM
-    return BASE
+    return SM100_LARGE if (10, 0) <= capability < (12, 0) else BASE
 
 
 def _select_sm8x(rows: int, columns: int) -> MatmulPlan:
@@ -51,8 +50,7 @@ def _select_sm8x(rows: int, columns: int) -> MatmulPlan:
     if rows >= _SM8X_LARGE_ROWS:
         if columns <= 128:
             return SM8X_NARROW
-        plan = SM8X_SQUARE if columns <= _SM8X_SQUARE_COLUMNS else SM8X_TALL
-        tiles = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n)
+        tiles = ceil_div(rows, SM8X_LARGE.block_m) * ceil_div(columns, SM8X_LARGE.block_n)
         if tiles >= _SM8X_LARGE_TILES:
-            return plan
+            return SM8X_LARGE
     return SM8X_MEDIUM
