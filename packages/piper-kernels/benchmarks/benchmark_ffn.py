@@ -5,9 +5,10 @@
 
 Providers are the eager and the compiled network in bf16, the eager network with INT8 weights,
 its fused operator, and the network compiled with this package's options. Each row has the time,
-the peak of memory allocated above weights and input, and the distance to the exact result. A
-full GPU run stores ``results/<device>/ffn.json`` (``block.json`` with ``--block``). Without a
-GPU it is a dry run.
+the bytes of the weights, the peak of memory that one call allocates above weights and input
+(its result included, the same for all providers), and the distance to the exact result. A full
+GPU run stores ``results/<device>/ffn.json`` (``block.json`` with ``--block``), written after
+every network, so a run that is stopped keeps what it measured. Without a GPU it is a dry run.
 """
 
 import argparse
@@ -28,11 +29,12 @@ from _quality import quality
 from _report import RESULTS, say, table, write_json
 from torch import Tensor, nn
 
+from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
+
 SCHEMA = 1
 GROUP = 256
 INPUTS = 2
 EXACT_ROWS = 256
-CHUNK_ROWS = 4096
 MINIMUM_SQNR = 18.0
 LABELS = {
     "bf16": "bf16 eager",
@@ -61,7 +63,8 @@ def fused_operator(case: FeedForwardCase, model: nn.Module) -> Run:
         weight = linear.weight
         weights += [weight.qdata, weight.scale, linear.bias, weight.group_size]
     operator = getattr(torch.ops.piper_kernels, f"convrot_int8_{case.kind}_ffn")
-    return lambda x: operator(x, *weights, CHUNK_ROWS)
+    rows = int8_chunk_rows(len(parts) - 1, case.width, case.inner, case.width, 2)
+    return lambda x: operator(x, *weights, rows)
 
 
 def compiled(model: nn.Module, options: Any = None) -> Run:
@@ -70,9 +73,10 @@ def compiled(model: nn.Module, options: Any = None) -> Run:
     return run
 
 
-def runners(case: FeedForwardCase, model: nn.Module) -> dict[str, Callable[[], Run]]:
-    """Return what builds the function of each provider."""
-    packed = quantized(model, GROUP)
+def runners(
+    case: FeedForwardCase, model: nn.Module, packed: nn.Module
+) -> dict[str, Callable[[], Run]]:
+    """Return what builds the function of each provider, of bf16 and of packed weights."""
     found: dict[str, Callable[[], Run]] = {
         "bf16": lambda: model,
         "bf16_compiled": lambda: compiled(model),
@@ -98,6 +102,17 @@ def peak_bytes(run: Run, x: Tensor) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of the parameters of a network, of packed ones those of their storage."""
+    total = 0
+    for parameter in model.parameters():
+        weight: Any = parameter
+        names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
+        parts = [getattr(weight, name) for name in names] or [weight]
+        total += sum(part.numel() * part.element_size() for part in parts)
+    return total
+
+
 def exact(case: FeedForwardCase, model: nn.Module, x: Tensor) -> Tensor:
     """Return the exact result of the first rows in FP32; of all rows where they mix."""
     import copy
@@ -118,11 +133,13 @@ def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
     ]
     expected = exact(case, model, inputs[0])
     rows, variants = [], {}
-    for name, make in runners(case, model).items():
+    packed = quantized(model, GROUP)
+    for name, make in runners(case, model, packed).items():
         if name not in names:
             continue
         row: dict[str, Any] = {"case": case.name, "kind": case.kind, "rows": case.rows}
         row |= {"provider": name}
+        row["weight_bytes"] = weight_bytes(packed if name.startswith("piper") else model)
         rows.append(row)
         try:
             began = time.perf_counter()
@@ -162,18 +179,18 @@ def _checked(name: str, actual: Tensor, expected: Tensor) -> dict:
 def ffn_table(rows: list[dict]) -> str:
     """Return the table of one case: a line for each provider."""
     header = ["provider", "ms", "p10–p90", "TOP/s", "× bf16", "× bf16 compiled"]
-    header += ["peak MiB", "SQNR dB", "first call s"]
+    header += ["weights MiB", "peak MiB", "SQNR dB", "first call s"]
     lines = []
     for row in rows:
         label = LABELS[row["provider"]]
         if "ms" not in row:
             lines.append([label, row.get("error", "not measured"), *[None] * (len(header) - 2)])
             continue
-        peak = row["peak_bytes"]
+        sizes = [row.get("weight_bytes"), row["peak_bytes"]]
         lines.append(
             [label, number(row["ms"]), f"{number(row['p10'])}–{number(row['p90'])}"]
             + [number(row[name]) for name in ("tops", "times_bf16", "times_bf16_compiled")]
-            + [None if peak is None else f"{peak / 2**20:.0f}"]
+            + [None if size is None else f"{size / 2**20:.0f}" for size in sizes]
             + [number(row["sqnr_db"]), number(row["first_call_s"])]
         )
     return table(header, lines)
@@ -193,23 +210,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = (QUICK_BLOCKS if quick else BLOCKS) if options.block else (QUICK if quick else FULL)
     facts = environment(quick=quick, revision=options.commit)
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    start, rows, late = time.perf_counter(), [], []
-    for case in cases:
-        if time.perf_counter() - start > options.budget:
-            late.append(case.name)
-            continue
-        with torch.no_grad():
-            found = measure(case, options.providers)
-        rows += found
-        torch.compiler.reset()
-        say(f"\n{case.name}\n{ffn_table(found)}")
-    result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": late}
     path = options.json
     if path is None and not quick and len(options.providers) == len(LABELS):
         folder = RESULTS / str(facts["device"]).lower().replace(" ", "-")
         path = folder / ("block.json" if options.block else "ffn.json")
-    if path is not None:
-        write_json(path, json.loads(json.dumps(result)))
+    start, rows, late = time.perf_counter(), [], [case.name for case in cases]
+    for case in cases:
+        if time.perf_counter() - start > options.budget:
+            break
+        with torch.no_grad():
+            found = measure(case, options.providers)
+        rows += found
+        late.remove(case.name)
+        torch.compiler.reset()
+        if path is not None:
+            result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": late}
+            write_json(path, json.loads(json.dumps(result)))
+        say(f"\n{case.name}\n{ffn_table(found)}")
     failed = [f"{row['case']} {row['provider']}: {row['error']}" for row in rows if "error" in row]
     failed += [f"{name}: not started, the budget was over" for name in late]
     for line in failed:

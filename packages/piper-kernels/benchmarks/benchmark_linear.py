@@ -6,14 +6,15 @@
 Every case prints, for each provider, the preparation of the input, the product and the whole
 operation, beside the quality of the result. A result that is wrong is not timed and makes the
 exit status 1. A GPU run of all cases stores ``results/<device>/linear.json``, from which
-``linear_page.py`` writes ``docs/linear-performance.md``. Without a GPU it is a dry run.
+``linear_page.py`` writes ``docs/linear-performance.md``. The file is written after every case,
+so a run that is stopped keeps what it measured. Without a GPU it is a dry run.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,22 +187,45 @@ def _add_times(row: dict, case: LinearCase, times: dict[str, dict], baseline: fl
 
 
 def run(
-    cases: Sequence[LinearCase], names: Sequence[str], *, budget: float
+    cases: Sequence[LinearCase],
+    names: Sequence[str],
+    *,
+    budget: float,
+    store: Callable[[list[dict], list[str]], None],
 ) -> tuple[list[dict], list[str]]:
-    """Measure cases until the budget in seconds is over; rows, and cases not started."""
-    start, rows, late = time.perf_counter(), [], []
+    """Measure cases until the budget is over.
+
+    Args:
+        cases: What to measure, in order.
+        names: Providers that take part.
+        budget: Seconds after which no case is started.
+        store: Called after every case with the rows so far and the names of cases left.
+
+    Returns:
+        Rows, and the names of cases that were not started.
+    """
+    start, rows, left = time.perf_counter(), [], [case.name for case in cases]
     for case in cases:
         began = time.perf_counter()
         if began - start > budget:
-            late.append(case.name)
-            continue
+            break
         with torch.no_grad():
             found = measure(case, names)
         if device().type == "cuda":
             torch.cuda.empty_cache()
         rows += found
+        left.remove(case.name)
+        store(rows, left)
         say(f"\n{case.name} ({time.perf_counter() - began:.1f} s)\n{linear_table(found)}")
-    return rows, late
+    return rows, left
+
+
+def result_path(options: argparse.Namespace, facts: dict, *, quick: bool) -> Path | None:
+    """Return where the result of a run goes: the committed file only for all cases on a GPU."""
+    complete = not options.cases and len(options.providers) == len(PROVIDERS)
+    if options.json is not None or quick or not complete:
+        return options.json
+    return RESULTS / str(facts["device"]).lower().replace(" ", "-") / "linear.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
-    parser.add_argument("--budget", type=float, default=135, help="seconds (default 135)")
+    parser.add_argument("--budget", type=float, default=250, help="seconds (default 250)")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)
@@ -222,20 +246,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     facts = environment(quick=quick, revision=options.commit)
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    rows, late = run(cases, options.providers, budget=options.budget)
-    result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": late}
-    result["targets"] = evaluate(rows)
-    say(f"\n{targets_table(result['targets'])}")
-    path = options.json
-    if (
-        path is None
-        and not quick
-        and not options.cases
-        and len(options.providers) == len(PROVIDERS)
-    ):
-        path = RESULTS / str(facts["device"]).lower().replace(" ", "-") / "linear.json"
-    if path is not None:
-        write_json(path, json.loads(json.dumps(result)))
+    path = result_path(options, facts, quick=quick)
+
+    def store(rows: list[dict], left: list[str]) -> None:
+        result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": left}
+        result["targets"] = evaluate(rows)
+        if path is not None:
+            write_json(path, json.loads(json.dumps(result)))
+
+    rows, late = run(cases, options.providers, budget=options.budget, store=store)
+    say(f"\n{targets_table(evaluate(rows))}")
     failed = [f"{row['case']} {row['provider']}: {row['error']}" for row in rows if "error" in row]
     failed += [f"{name}: not started, the budget was over" for name in late]
     for line in failed:

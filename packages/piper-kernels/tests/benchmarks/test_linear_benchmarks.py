@@ -193,6 +193,37 @@ def test_quantized_networks_stay_close(case):
         assert quality(packed(x), exact)["sqnr_db"] > 28
 
 
+def test_weights_are_counted_as_they_are_stored():
+    model = build(FeedForwardCase("gelu", 2, 64, 128), torch.device("cpu"))
+    biases = 2 * (64 + 128)
+    assert benchmark_ffn.weight_bytes(model) == 2 * 2 * 64 * 128 + biases
+    packed = benchmark_ffn.weight_bytes(quantized(model, 64))
+    assert packed == 2 * 64 * 128 + 4 * (64 + 128) + biases
+
+
+@pytest.mark.parametrize("arguments", [[], ["--block"]])
+def test_a_stopped_run_keeps_what_it_measured(tmp_path, monkeypatch, arguments):
+    """Every case is stored before the next one starts."""
+    path = tmp_path / "result.json"
+    module = benchmark_ffn if arguments else benchmark_linear
+    cases = [*QUICK, *QUICK] if arguments else [LinearCase(m, 32, 256, ("bf16",)) for m in (3, 5)]
+    monkeypatch.setattr(module, "QUICK_BLOCKS" if arguments else "QUICK", cases)
+    real, seen = module.measure, []
+
+    def measure(case, names):
+        if seen:
+            stored = json.loads(path.read_text())
+            assert {row["case"] for row in stored["rows"]} == {seen[0].name}
+            assert case.name in stored["not_started"]
+            raise KeyboardInterrupt
+        seen.append(case)
+        return real(case, names)
+
+    monkeypatch.setattr(module, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        module.main([*arguments, "--quick", "--json", str(path), "--providers", "bf16"])
+
+
 def test_operations_of_networks():
     assert FeedForwardCase("swiglu", 2, 3, 5).operations == 2 * 2 * 3 * 15
     assert FeedForwardCase("gelu", 2, 3, 5).operations == 2 * 2 * 2 * 15

@@ -5,14 +5,37 @@ import pytest
 from piper_kernels.fusions._ffn import chunks
 
 
-def test_int8_gelu_rows_fill_one_gib():
-    # 14336 * 2 + 14336 + 4 = 43012 bytes a row: 24963 rows, 195 tiles of 128.
-    assert chunks.int8_gelu_chunk_rows(5376, 14336, 5376, 2) == 195 * 128
-    # A result wider than the intermediate needs room of its own when it is not the output.
-    assert chunks.int8_gelu_chunk_rows(64, 64, 128, 2) == (1 << 30) // 196 // 128 * 128
-    rows = chunks.int8_gelu_chunk_rows(64, 64, 128, 2, gated_updates=True)
-    assert rows == (1 << 30) // (196 + 256) // 128 * 128
-    assert chunks.int8_gelu_chunk_rows(8, 1 << 26, 8, 2) == 128
+def test_int8_rows_fill_128_mib():
+    # 14336 * 2 + 14336 + 4 = 43012 bytes a row: 3120 rows, 24 tiles of 128.
+    assert chunks.int8_chunk_rows(1, 5376, 14336, 5376, 2) == 24 * 128
+    # 2 * 11008 * 2 + 11008 + 4 = 55044 bytes a row: 2438 rows, 19 tiles of 128.
+    assert chunks.int8_chunk_rows(2, 4096, 11008, 4096, 2) == 19 * 128
+    # A result wider than the projections needs room of its own when it is not the output.
+    assert chunks.int8_chunk_rows(1, 64, 64, 128, 2) == (128 << 20) // 196 // 128 * 128
+    rows = chunks.int8_chunk_rows(1, 64, 64, 128, 2, gated_updates=True)
+    assert rows == (128 << 20) // (196 + 256) // 128 * 128
+    rows = chunks.int8_chunk_rows(2, 64, 64, 128, 2, gated_updates=True)
+    assert rows == (128 << 20) // (2 * 128 + 68) // 128 * 128
+    assert chunks.int8_chunk_rows(1, 8, 1 << 26, 8, 2) == 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "chunk_rows", "expected"),
+    [
+        (4096, 2432, 2048),
+        (4097, 2432, 2176),
+        (2433, 2432, 1280),
+        (2432, 2432, 2432),
+        (1, 2432, 128),
+        (0, 64, 64),
+        (100, 64, 64),
+        (1000, 300, 256),
+    ],
+)
+def test_chunks_are_equal(rows, chunk_rows, expected):
+    found = chunks.balanced_rows(rows, chunk_rows)
+    assert found == expected
+    assert -(-rows // found) == -(-rows // chunk_rows)
 
 
 def test_nvfp4_gelu_rows_fill_half_a_gib():
@@ -22,7 +45,7 @@ def test_nvfp4_gelu_rows_fill_half_a_gib():
 
 
 def test_symbolic_widths_take_the_default():
-    assert chunks.int8_gelu_chunk_rows(object(), 64, 64, 2) == 4096
+    assert chunks.int8_chunk_rows(2, object(), 64, 64, 2) == 2048
     assert chunks.nvfp4_gelu_chunk_rows(64, object(), 64, 2) == 1536
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
 
+from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
 from piper_kernels.fusions.convrot_int8_gelu_ffn import convrot_int8_gelu_ffn_compile_options
 from piper_kernels.fusions.convrot_int8_swiglu_ffn import convrot_int8_swiglu_ffn_compile_options
 from piper_kernels.fusions.convrot_nvfp4_gelu_ffn import convrot_nvfp4_gelu_ffn_compile_options
@@ -137,7 +138,7 @@ def test_gate_and_value_keep_their_places(graph_capture):
         targets=["convrot_int8_swiglu_ffn"],
     )
     node = next(n for n in capture.graph_modules[-1].graph.nodes if "swiglu_ffn" in str(n.target))
-    assert node.args[13] == 4096
+    assert node.args[13] == int8_chunk_rows(2, 32, 64, 32, 2)
     assert node.args[4] == node.args[8] == node.args[12] == 16
 
 

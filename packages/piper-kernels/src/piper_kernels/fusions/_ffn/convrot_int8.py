@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.fusions._ffn.chunks import INT8_CHUNK_ROWS, require_chunk_rows
+from piper_kernels.fusions._ffn.chunks import balanced_rows, require_chunk_rows
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
 from piper_kernels.linear._bias import validate_bias
@@ -16,8 +16,6 @@ from piper_kernels.weights.convrot.int8._storage import (
     validate_activation_scale,
     validate_storage,
 )
-
-DEFAULT_CHUNK_ROWS = INT8_CHUNK_ROWS
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def run_chunked_ffn(
             shape ``[I, K]`` and group size.
         down: ``[N, I]``.
         activation_fn: ``"swiglu"`` or ``"gelu_tanh"``.
-        chunk_rows: Rows of a chunk.
+        chunk_rows: Most rows of a chunk; chunks are as equal as tiles of 128 rows allow.
         gated_updates: Write the gated update of the result instead.
 
     Returns:
@@ -125,11 +123,12 @@ def run_chunked_ffn(
     rows = rows_of(input)
     out_features = down.qdata.shape[0]
     output = None if gated_updates is not None else rows.new_empty((rows.shape[0], out_features))
-    space = _Workspace(rows, sources, down, min(chunk_rows, rows.shape[0]))
-    for start in range(0, rows.shape[0], chunk_rows):
-        chunk = rows[start : start + chunk_rows]
+    size = balanced_rows(rows.shape[0], chunk_rows)
+    space = _Workspace(rows, sources, down, min(size, rows.shape[0]))
+    for start in range(0, rows.shape[0], size):
+        chunk = rows[start : start + size]
         space.project(chunk, sources)
-        target = space.result(chunk) if output is None else output[start : start + chunk_rows]
+        target = space.result(chunk) if output is None else output[start : start + size]
         space.finish(down, activation_fn, target)
         if gated_updates is not None:
             gated_updates.apply(target, start)

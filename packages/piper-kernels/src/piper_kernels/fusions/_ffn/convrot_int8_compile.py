@@ -9,7 +9,7 @@ from torch.fx import Graph
 from piper_kernels._compile.linears import LinearCall
 from piper_kernels._compile.passes import GraphRewritePass, install_passes
 from piper_kernels._compile.views import normalize_projection_views
-from piper_kernels.fusions._ffn.chunks import INT8_CHUNK_ROWS, int8_gelu_chunk_rows
+from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
 from piper_kernels.fusions._ffn.gated_matching import GatedUpdateMatch, gated_arguments
 from piper_kernels.fusions._ffn.matching import FeedForward, match_gelu_ffn, match_swiglu_ffn
 from piper_kernels.fusions._ffn.rewriting import fuse_networks
@@ -34,7 +34,7 @@ class ConvRotInt8SwiGLUPass(GraphRewritePass):
                 lambda node: match_swiglu_ffn(node, (FORMAT,)),
                 ops.convrot_int8_swiglu_ffn.default,
                 ops.convrot_int8_swiglu_ffn_gated_updates_.default,
-                _swiglu_arguments,
+                _arguments,
             )
             or changed
         )
@@ -53,7 +53,7 @@ class ConvRotInt8GELUPass(GraphRewritePass):
                 lambda node: match_gelu_ffn(node, (FORMAT,)),
                 ops.convrot_int8_gelu_ffn.default,
                 ops.convrot_int8_gelu_ffn_gated_updates_.default,
-                _gelu_arguments,
+                _arguments,
             )
             or changed
         )
@@ -74,18 +74,14 @@ def _weight(call: LinearCall) -> tuple[Any, ...]:
     return tuple(call.arguments[name] for name in names)
 
 
-def _swiglu_arguments(network: FeedForward, update: GatedUpdateMatch | None) -> tuple[Any, ...]:
+def _arguments(network: FeedForward, update: GatedUpdateMatch | None) -> tuple[Any, ...]:
     calls = (*network.sources, network.down)
     weights = [item for call in calls for item in _weight(call)]
     scales = [call.arguments["input_scale"] for call in calls]
-    return (network.input, *weights, *gated_arguments(update), INT8_CHUNK_ROWS, *scales)
-
-
-def _gelu_arguments(network: FeedForward, update: GatedUpdateMatch | None) -> tuple[Any, ...]:
-    calls = (*network.sources, network.down)
-    weights = [item for call in calls for item in _weight(call)]
-    scales = [call.arguments["input_scale"] for call in calls]
-    rows = int8_gelu_chunk_rows(
-        *network.widths, network.element_size, gated_updates=update is not None
+    rows = int8_chunk_rows(
+        len(network.sources),
+        *network.widths,
+        network.element_size,
+        gated_updates=update is not None,
     )
     return (network.input, *weights, *gated_arguments(update), rows, *scales)
