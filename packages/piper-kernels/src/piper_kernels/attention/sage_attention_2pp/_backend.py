@@ -5,6 +5,7 @@ from torch import Tensor
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionBackend, AttentionRequest, select_backend
 from piper_kernels.attention.sage_attention_2pp import reference
+from piper_kernels.attention.sage_attention_2pp._fp8 import Fp8Backend
 
 
 class PortableBackend:
@@ -24,7 +25,7 @@ class PortableBackend:
 
 
 # In order of preference. A native backend goes in front.
-BACKENDS: tuple[AttentionBackend, ...] = (PortableBackend(),)
+BACKENDS: tuple[AttentionBackend, ...] = (Fp8Backend(), PortableBackend())
 
 
 def backend_for(query: Tensor, is_causal: bool) -> AttentionBackend:

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from piper_kernels.attention.sparse_piper_attention._mixed_sign import MixedSignBackend
 from piper_kernels.attention.sparse_piper_attention._portable import PortableBackend
 from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest, RoutingSummaries
@@ -61,7 +62,10 @@ class SparseAttentionBackend(Protocol):
         ...
 
 
-BACKENDS: tuple[SparseAttentionBackend, ...] = (PortableBackend(),)  # the fastest first
+BACKENDS: tuple[SparseAttentionBackend, ...] = (
+    MixedSignBackend(),
+    PortableBackend(),
+)  # the fastest first
 
 
 def select_backend(device: torch.device, head_dim: int) -> SparseAttentionBackend:

@@ -1,0 +1,1 @@
+"""Attention loops in plain Triton for GPUs whose matrix instructions multiply mixed signs."""

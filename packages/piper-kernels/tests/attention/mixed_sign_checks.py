@@ -1,0 +1,174 @@
+"""Numerics of the loops in plain Triton, run as a script: in the interpreter or on a device.
+
+TRITON_INTERPRET=1 python mixed_sign_checks.py          # the affine form of the products
+python mixed_sign_checks.py cuda                        # the mixed-sign products
+"""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from piper_kernels.attention._mixed_sign._launch import attend, attend_fp8, attend_sparse
+from piper_kernels.attention._mixed_sign.plan import AttentionPlan, Product
+from piper_kernels.attention._quantization import Granularity
+from piper_kernels.attention.piper_attention import prepared
+from piper_kernels.attention.sage_attention_2pp import reference as sage
+from piper_kernels.attention.sparse_piper_attention import _preparation, reference
+from piper_kernels.attention.sparse_piper_attention._blocks import to_blocks, valid_rows
+from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest
+
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+INTERPRETED = DEVICE == "cpu"
+PRODUCT = Product.AFFINE if INTERPRETED else Product.NVIDIA
+# Codes are rounded half up here and half to even there.
+MEAN_ERROR, MAX_ERROR = 1e-4, 5e-3
+
+
+def random(*shape, dtype=torch.float32, factor=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * factor).to(dtype).to(DEVICE)
+
+
+def compare(name, actual, expected, scale=1.0):
+    error = (actual.float() - expected.float()).abs()
+    assert actual.shape == expected.shape, (name, actual.shape, expected.shape)
+    assert torch.isfinite(actual).all(), name
+    mean, largest = error.mean().item() / scale, error.max().item() / scale
+    assert mean < MEAN_ERROR, (name, mean)
+    assert largest < MAX_ERROR, (name, largest)
+
+
+def dense_operands(lengths, head_dim, heads, kv_heads, factor):
+    query = random(2, heads, lengths[0], head_dim, factor=factor)
+    key = random(2, kv_heads, lengths[1], head_dim, factor=factor, seed=1) + 3
+    value = random(2, kv_heads, lengths[1], head_dim, seed=2) * torch.logspace(
+        -2, 1, lengths[1], device=DEVICE
+    ).unsqueeze(-1)
+    return query, key, value
+
+
+def check_dense(lengths, head_dim, plan, *, is_causal=False, heads=2, kv_heads=1, factor=1.0):
+    query, key, value = dense_operands(lengths, head_dim, heads, kv_heads, factor)
+    operands = prepared.prepare(
+        query,
+        key,
+        value,
+        scale=head_dim**-0.5,
+        is_causal=is_causal,
+        granularity=plan.granularity,
+        padded=True,
+        derive_log_bound=plan.derive_value_log_bound,
+    )
+    kv = operands.key_value
+    sizes = {"query_length": lengths[0], "key_length": lengths[1], "is_causal": is_causal}
+    expected = prepared.attend(operands, **sizes)
+    actual = attend(
+        operands.query_codes,
+        operands.query_scale,
+        kv.key_codes,
+        kv.key_scale,
+        kv.value_codes,
+        kv.value_multiplier,
+        kv.value_mean,
+        **sizes,
+        dtype=torch.float32,
+        plan=plan,
+    )
+    compare(f"dense {lengths} {plan} {factor}", actual, expected, value.abs().max().item())
+
+
+def check_fp8(lengths, head_dim, plan, *, is_causal=False):
+    query, key, value = dense_operands(lengths, head_dim, 2, 2, 1.0)
+    scale = head_dim**-0.5
+    o = sage.prepare(query, key, value, granularity=plan.granularity)
+    expected = sage.attend(o, scale=scale, is_causal=is_causal)
+    stored = prepared.prepare(
+        query, key, value, scale=scale, granularity=plan.granularity, padded=True
+    )
+    keys = stored.key_value.key_codes.shape[2]
+    codes = torch.zeros(2, 2, head_dim, keys, dtype=torch.uint8, device=DEVICE)
+    codes[..., : lengths[1]] = o.value_codes.view(torch.uint8).mT
+    actual = attend_fp8(
+        stored.query_codes,
+        stored.query_scale,
+        stored.key_value.key_codes,
+        stored.key_value.key_scale,
+        codes.view(torch.float8_e4m3fn),
+        o.value_scale,
+        query_length=lengths[0],
+        key_length=lengths[1],
+        is_causal=is_causal,
+        dtype=torch.float32,
+        plan=plan,
+    )
+    # An FP8 code on a tie moves a result by up to a sixteenth of a probability.
+    error = (actual - expected).abs() / value.abs().max()
+    assert error.mean() < 1e-3, (lengths, error.mean())
+    assert error.max() < 0.02, (lengths, error.max())
+
+
+def check_sparse(rows, head_dim, plan, *, lengths=None, query_blocks=None, window=(0, None)):
+    query, key, value = (random(2, rows, h, head_dim, seed=h) for h in (4, 2, 2))
+    value = value * torch.logspace(-2, 1, rows, device=DEVICE)[:, None, None]
+    blocks = rows // 64
+    request = RoutingRequest.of([500_000, 250_000, 900_000, 1], max(blocks - 1, 1), 0, query_blocks)
+    if lengths is not None:
+        lengths = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    valid = valid_rows(rows, lengths, query.device)
+    q, k, v = (to_blocks(x, valid) for x in (query, key, value))
+    operands = _preparation.prepare(q, k, v, valid, rows, head_dim**-0.5)
+    summaries = reference.summarize(q, k, valid, request.mode)
+    routes = reference.routes_of(request, summaries, q)
+    layout = request.layout
+    table = torch.tensor([*layout.keep, *layout.offsets], dtype=torch.int32, device=DEVICE)
+    coarse = random(2, 4, q.shape[2], head_dim, seed=7)
+    gate = random(2, rows, 4, 2 * head_dim, seed=8)[..., ::2] if lengths is None else None
+    gated = {} if gate is None else {"coarse_output": coarse, "coarse_gate": gate}
+    expected = reference.attend(operands, request, routes, valid, *window)
+    first = window[0] * 64
+    expected = expected[:, : rows - first]
+    last = first + expected.shape[1]
+    if gate is not None:
+        rowwise = coarse.repeat_interleave(64, 2)[:, :, first:last].transpose(1, 2)
+        expected = expected + gate[:, first:last] * rowwise
+    actual = attend_sparse(
+        operands,
+        request,
+        routes,
+        table,
+        rows=rows,
+        block_lengths=lengths,
+        dtype=torch.float32,
+        plan=plan,
+        query_block_offset=window[0],
+        query_block_count=window[1],
+        **gated,
+    )
+    if lengths is not None:
+        kept = valid.flatten()[first:last]
+        actual, expected = actual[:, kept], expected[:, kept]
+    compare(f"sparse {rows} {head_dim} {query_blocks}", actual, expected, value.abs().max().item())
+
+
+def main():
+    packed = not INTERPRETED
+    base = AttentionPlan(64, True, use_packed_probability_conversion=packed, product=PRODUCT)
+    rows = replace(base, grouped_qk=False)
+    wide = replace(base, block_m=128, split_pv_head_dim=True, derive_value_log_bound=True)
+    assert rows.granularity is Granularity.PER_THREAD
+    check_dense((65, 131), 64, base)
+    check_dense((1, 1), 128, rows, heads=3)
+    check_dense((130, 130), 64, rows, is_causal=True)
+    check_dense((130, 130), 64, replace(wide, derive_value_log_bound=False), is_causal=True)
+    check_dense((70, 64), 128, wide)
+    check_dense((65, 100), 64, base, factor=3e3)
+    check_fp8((65, 131), 64, rows)
+    check_fp8((130, 130), 64, replace(base, block_m=128), is_causal=True)
+    check_sparse(64 * 4 + 5, 64, base)
+    check_sparse(64 * 5 + 1, 128, base, query_blocks=2, window=(1, 3))
+    check_sparse(64 * 4, 64, base, lengths=[64, 3, 17, 64], query_blocks=0)
+    print("kernel checks passed")
+
+
+main()
