@@ -22,6 +22,7 @@ DEVICE_CODE = re.compile(
     r"triton$|_triton_backend$|_kernels(\.\w+)?$|\._launch$"
     r"|\._nvidia\.hopper(_epilogue|_kernel)?$|\.nvfp4\._(tiles|native|product)$"
     r"|piper_kernels\._triton\.(?!runtime$|targets$|row_chunks$)\w+$"
+    r"|piper_kernels\.attention\._preparation\.\w+$"
 )
 # What a user without torchao has: no weight class, no operator that consumes one.
 WITHOUT_TORCHAO = re.compile(

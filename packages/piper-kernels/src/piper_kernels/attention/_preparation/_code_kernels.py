@@ -1,0 +1,41 @@
+"""INT8 codes and scales in Triton kernels, and which rows of a tile exist."""
+
+# ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(64)
+# 1.5 * 2**23 leaves no fraction bits, so adding it rounds half to even.
+_ROUND = tl.constexpr(12582912.0)
+_ROUND_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def row_mask(first, rows, lengths, MASKED: tl.constexpr):
+    """Return which of 64 rows from ``first`` exist; ``lengths`` are those of tiles of 64."""
+    row = tl.arange(0, TILE)
+    mask = first + row < rows
+    if MASKED:
+        mask = mask & (row < tl.load(lengths + first // TILE))
+    return mask
+
+
+@triton.jit
+def int8_scale(amax):
+    """Return the scale of numbers with the largest magnitude ``amax``; never zero."""
+    return amax / 127.0 + 1e-7
+
+
+@triton.jit
+def code_bits(scaled):
+    """Return int32 whose low byte is the INT8 code of a number within 127.5."""
+    return (scaled + _ROUND).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def code_sums(bits):
+    """Return the sums over axis 0 of the codes that ``code_bits`` gave."""
+    return tl.sum(bits - _ROUND_BITS, axis=0)

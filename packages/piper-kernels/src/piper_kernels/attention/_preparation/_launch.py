@@ -1,0 +1,249 @@
+"""Launches of the preparation kernels: means, then one launch that quantizes everything."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from piper_kernels._triton.runtime import launch_guard
+from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels.attention._preparation._mean_kernels import finish_kernel, partial_kernel
+from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
+from piper_kernels.attention._quantization import Granularity, RowGroups
+
+TILE = 64
+# Programs that fill a device a few times; longer loops make fewer partial results.
+_PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 1024, 2048
+_MOST_CHUNK_TILES = 16
+_FINISH_CHUNKS = 16
+_STAGES = 1
+
+
+class Summary(IntEnum):
+    """How blocks of raw queries and keys are summarized for routing."""
+
+    NONE = 0
+    MINMAX = 1
+    MEAN = 2
+
+
+class Values(IntEnum):
+    """What becomes of values: INT8 with a scale per key or per tile of 64, or E4M3."""
+
+    PER_KEY = 0
+    CENTERED = 1
+    PER_TILE = 2
+    E4M3 = 3
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Results of the pass over keys and values before they are quantized.
+
+    Attributes:
+        key: FP32 ``[B, Hkv, D]``, means of keys.
+        value: FP32 ``[B, Hkv, D]``: means of values or, for E4M3, their scales; empty if they
+            were left out.
+        rotated: FP32 ``[B, Hkv, D]``, the rotated means of keys times ``sqrt(D)``.
+    """
+
+    key: Tensor
+    value: Tensor
+    rotated: Tensor
+
+
+def tiles_of(rows: int) -> int:
+    """Return the tiles of 64 that ``rows`` rows occupy."""
+    return -(-rows // TILE)
+
+
+def statistics(
+    key: Tensor, value: Tensor | None, lengths: Tensor | None, *, value_scales: bool = False
+) -> Statistics:
+    """Reduce keys and values ``[B, H, S, D]`` over the rows that exist.
+
+    Args:
+        key: Floating, features contiguous.
+        value: The same; ``None`` leaves values out.
+        lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
+        value_scales: Whether E4M3 scales of values are needed instead of means.
+    """
+    batch, heads, rows, head_dim = key.shape
+    operands = 1 if value is None else 2
+    leads, tiles = batch * heads, tiles_of(rows)
+    chunk_tiles = max(1, leads * operands * tiles // _PARTIAL_PROGRAMS)
+    chunk_tiles = min(chunk_tiles, _MOST_CHUNK_TILES)
+    chunks = -(-tiles // chunk_tiles)
+    partials = key.new_empty((operands, leads, chunks, head_dim), dtype=torch.float32)
+    numbers = partials.new_empty((operands, batch, heads, head_dim))
+    rotated = partials.new_empty((batch, heads, head_dim))
+    source = key if value is None else value
+    flags = {"MASKED": lengths is not None, "VALUE_SCALES": value_scales, "D": head_dim}
+    counts = lengths if lengths is not None else rotated
+    with launch_guard(key.device):
+        partial_kernel[(chunks, leads, operands)](
+            key, source, counts, partials, rows, chunk_tiles * TILE, heads,
+            *key.stride()[:3], *source.stride()[:3], **flags,
+        )  # fmt: skip
+        finish_kernel[(leads, operands)](
+            partials, counts, numbers, rotated, rows, chunks, tiles, **flags, CHUNKS=_FINISH_CHUNKS
+        )
+    return Statistics(numbers[0], numbers[1] if operands == 2 else numbers[:0], rotated)
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Codes of rotated queries or keys; tensors that are not wanted are empty.
+
+    Attributes:
+        codes: int8 ``[B, H, 64 * tiles, D]``.
+        scale: FP32 ``[B, H, groups]`` where blocks are one group, else ``[B, H, 64 * tiles]``.
+        summary: FP32 ``[B, H, tiles, D]``.
+        aux: FP32 ``[B, H, tiles, D]``, minima of keys.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    summary: Tensor
+    aux: Tensor
+
+    @classmethod
+    def empty(cls, rows: Tensor, groups: RowGroups, summary: Summary) -> "QuantizedRows":
+        """Return storage for ``[B, H, S, D]``."""
+        batch, heads, length, head_dim = rows.shape
+        tiles = tiles_of(length)
+        scales = tiles * (TILE // groups.block if groups.groups == 1 else TILE)
+        summaries = tiles if summary else 0
+        minima = tiles if summary is Summary.MINMAX else 0
+        floats = {"dtype": torch.float32, "device": rows.device}
+        return cls(
+            rows.new_empty((batch, heads, tiles * TILE, head_dim), dtype=torch.int8),
+            torch.empty((batch, heads, scales), **floats),
+            torch.empty((batch, heads, summaries, head_dim), **floats),
+            torch.empty((batch, heads, minima, head_dim), **floats),
+        )
+
+
+@dataclass(frozen=True)
+class QuantizedValues:
+    """Codes of values, transposed; tensors that are not wanted are empty.
+
+    Attributes:
+        codes: int8 or float8_e4m3fn ``[B, H, D, 64 * tiles]``.
+        multiplier: FP32, 255 times the scale, ``[B, H, 64 * tiles]`` or per tile
+            ``[B, H, tiles]``.
+        logs: FP32 ``[B, H, tiles]``, the base-2 logarithm of the largest scale of a tile.
+        sums: int32 ``[B, H, ceil(tiles / sum_tiles), D]``, 128 times the sum of codes.
+    """
+
+    codes: Tensor
+    multiplier: Tensor
+    logs: Tensor
+    sums: Tensor
+
+    @classmethod
+    def empty(cls, rows: Tensor, values: Values, sum_tiles: int) -> "QuantizedValues":
+        """Return storage for ``[B, H, S, D]``."""
+        batch, heads, length, head_dim = rows.shape
+        tiles = tiles_of(length)
+        scales = {Values.PER_TILE: tiles, Values.E4M3: 0}.get(values, tiles * TILE)
+        sums = -(-tiles // sum_tiles) if sum_tiles else 0
+        dtype = torch.float8_e4m3fn if values is Values.E4M3 else torch.int8
+        floats = {"dtype": torch.float32, "device": rows.device}
+        return cls(
+            rows.new_empty((batch, heads, head_dim, tiles * TILE), dtype=dtype),
+            torch.empty((batch, heads, scales), **floats),
+            torch.empty((batch, heads, tiles if sum_tiles else 0), **floats),
+            torch.empty((batch, heads, sums, head_dim), dtype=torch.int32, device=rows.device),
+        )
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What one launch of :func:`quantize` wrote; nothing where an operand was left out."""
+
+    query: QuantizedRows
+    key: QuantizedRows
+    value: QuantizedValues
+
+
+def quantize(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor | None,
+    known: Statistics | None,
+    *,
+    query_factor: float = 1.0,
+    granularity: Granularity = Granularity.PER_WARP,
+    values: Values = Values.CENTERED,
+    permuted: bool = True,
+    sum_tiles: int = 0,
+    summary: Summary = Summary.NONE,
+    lengths: Tensor | None = None,
+) -> Quantized:
+    """Quantize ``[B, H, S, D]`` operands in one launch.
+
+    Args:
+        query: Floating, features contiguous; ``None`` leaves it out.
+        key: The same.
+        value: The same, with the shape of the keys; not without keys.
+        known: Of the keys and, unless ``PER_KEY``, of the values.
+        query_factor: Factor of the stored query scale.
+        granularity: Which rows of queries and keys share a scale.
+        values: What becomes of values.
+        permuted: Whether every 32 keys of values are in the order of accumulator fragments.
+        sum_tiles: Tiles of a sum of value codes, 1 or 2; 0 stores neither sums nor logarithms.
+        summary: How raw queries and keys are summarized.
+        lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
+    """
+    some = next(x for x in (query, key, value) if x is not None)
+    nothing = some.new_empty((0, 1, 0, some.shape[3]))
+    query, key, value = (nothing if x is None else x for x in (query, key, value))
+    if known is None:
+        known = Statistics(*(nothing.new_empty(0, dtype=torch.float32) for _ in range(3)))
+    parts = Quantized(
+        QuantizedRows.empty(query, granularity.query, summary),
+        QuantizedRows.empty(key, granularity.key, summary),
+        QuantizedValues.empty(value, values, sum_tiles),
+    )
+    q, k, v = parts.query, parts.key, parts.value
+    chunk_tiles = _chunk_tiles(query, key, value)
+    query_chunks, key_chunks = (-(-tiles_of(x.shape[2]) // chunk_tiles) for x in (query, key))
+    query_programs = query.shape[0] * query.shape[1] * query_chunks
+    key_programs = key.shape[0] * key.shape[1] * key_chunks
+    value_programs = value.shape[0] * value.shape[1] * key_chunks
+    wide = accelerator_target(some.device) is None or some.dtype == torch.float32
+    with launch_guard(some.device):
+        quantize_kernel[(query_programs + key_programs + value_programs,)](
+            query, key, value, k.scale if lengths is None else lengths,
+            q.codes, q.scale, q.summary, k.codes, k.scale, k.summary, k.aux, known.rotated,
+            v.codes.flatten().view(torch.int32), v.multiplier, v.logs, v.sums, known.value,
+            query.shape[2], key.shape[2], query.shape[1], key.shape[1],
+            query_programs, key_programs, query_chunks, max(key_chunks, 1), chunk_tiles,
+            query_factor, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+            D=some.shape[3],
+            QUERY_GROUPS=_groups(granularity.query),
+            KEY_GROUPS=_groups(granularity.key),
+            SUMMARY=int(summary),
+            VALUES=int(values),
+            PERMUTED=permuted,
+            SUM_TILES=sum_tiles,
+            MASKED=lengths is not None,
+            WIDE=wide,
+            PRECISION=dot_precision(some.device) if wide else "ieee",
+            STAGES=_STAGES,
+        )  # fmt: skip
+    return parts
+
+
+def _chunk_tiles(*operands: Tensor) -> int:
+    """Return the tiles of one program, even, so that a device is filled a few times."""
+    work = sum(x.shape[0] * x.shape[1] * tiles_of(x.shape[2]) for x in operands)
+    return min(max(work // _QUANTIZE_PROGRAMS // 2 * 2, 2), _MOST_CHUNK_TILES)
+
+
+def _groups(groups: RowGroups) -> tuple[int, int, int]:
+    return groups.repeats, groups.groups, groups.width

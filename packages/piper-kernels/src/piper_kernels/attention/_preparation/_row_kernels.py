@@ -1,0 +1,154 @@
+"""Rotation, quantization and summaries of tiles of queries or keys."""
+
+# ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+from piper_kernels.attention._preparation._code_kernels import TILE, code_bits, int8_scale, row_mask
+from piper_kernels.attention._preparation._rotation_kernels import signed_hadamard
+
+# How routing summarizes blocks; 0 is not at all.
+MINMAX, MEAN = tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _summarize(part, mask, count, first, second, IS_QUERY: tl.constexpr, SUMMARY: tl.constexpr):
+    """Store the routing summary of 64 features of a raw tile ``[64, 64]``."""
+    numbers, features = part.to(tl.float32), tl.arange(0, 64)
+    if SUMMARY == MINMAX:
+        high = tl.max(tl.where(mask, numbers, float("-inf")), axis=0)
+        low = tl.min(tl.where(mask, numbers, float("inf")), axis=0)
+        if IS_QUERY:
+            tl.store(first + features, high + low)
+        else:
+            tl.store(first + features, high)
+            tl.store(second + features, low)
+    else:
+        tl.store(first + features, tl.sum(numbers, axis=0) / count.to(tl.float32))
+
+
+@triton.jit
+def _rotated(part, hadamard, WIDE: tl.constexpr, PRECISION: tl.constexpr):
+    if WIDE:
+        part = part.to(tl.float32)
+    return tl.dot(part, hadamard, input_precision=PRECISION)
+
+
+@triton.jit
+def _group_scales(amax, SHAPE: tl.constexpr):
+    """Return the scales of groups, ``[blocks, 1, groups, 1]``, of the maxima of 64 rows."""
+    grouped = tl.max(tl.reshape(amax, SHAPE), axis=3, keep_dims=True)
+    return int8_scale(tl.max(grouped, axis=1, keep_dims=True))
+
+
+@triton.jit
+def _store_scales(scales, tile, scale, SHAPE: tl.constexpr):
+    """Store one scale per block of one group, else one per row."""
+    if SHAPE[2] == 1:
+        index = tl.cast(tile, tl.int64) * SHAPE[0] + tl.arange(0, SHAPE[0])
+        tl.store(scales + index, tl.reshape(scale, (SHAPE[0],)))
+    else:
+        index = tl.cast(tile, tl.int64) * TILE + tl.arange(0, TILE)
+        tl.store(scales + index, tl.reshape(tl.broadcast_to(scale, SHAPE), (TILE,)))
+
+
+@triton.jit
+def encode_rows(
+    source,
+    codes,
+    scales,
+    center,
+    first_summary,
+    second_summary,
+    lengths,
+    rows,
+    row_stride,
+    first_tile,
+    last_tile,
+    factor,
+    D: tl.constexpr,
+    REPEATS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_QUERY: tl.constexpr,
+    MASKED: tl.constexpr,
+    SUMMARY: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rotate and quantize tiles of 64 rows of one head; pointers are those of the head.
+
+    Args:
+        source: Floating ``[rows, D]``.
+        codes: int8 ``[64 * tiles, D]``.
+        scales: FP32, one per group and 64 rows, or one per row where ``GROUPS > 1``.
+        center: FP32 ``[D]``, the unscaled rotated mean of keys.
+        first_summary: FP32 ``[tiles, D]``; see ``_summarize``.
+        second_summary: The same.
+        lengths: int32 ``[tiles]``.
+        rows: Rows of the sequence.
+        row_stride: Elements between rows of the source.
+        first_tile: First tile of this program.
+        last_tile: Tile after its last one.
+        factor: Factor of the stored scales.
+        D: 64 or 128.
+        REPEATS: See ``_quantization.RowGroups``; ``GROUPS`` and ``WIDTH`` too.
+        GROUPS: Groups of a block.
+        WIDTH: Adjacent rows of a group.
+        IS_QUERY: Whether rows are queries, which are not centered.
+        MASKED: Whether tiles have lengths.
+        SUMMARY: 0, ``MINMAX`` or ``MEAN``.
+        WIDE: Whether products are FP32 products.
+        PRECISION: ``input_precision`` of FP32 products.
+        STAGES: Tiles in flight.
+    """
+    DTYPE: tl.constexpr = tl.float32 if WIDE else source.dtype.element_ty
+    NORM: tl.constexpr = 0.125 if D == 64 else 0.08838834764831845
+    SHAPE: tl.constexpr = (TILE // (REPEATS * GROUPS * WIDTH), REPEATS, GROUPS, WIDTH)
+    hadamard_low = signed_hadamard(0, DTYPE)
+    features, row = tl.arange(0, 64)[None, :], tl.arange(0, TILE)
+    offsets = row.to(tl.int64)[:, None] * row_stride + features
+    if D == 128:
+        hadamard_high = signed_hadamard(64, DTYPE)
+    if not IS_QUERY:
+        center_low = tl.load(center + features)
+        if D == 128:
+            center_high = tl.load(center + 64 + features)
+    for tile in tl.range(first_tile, last_tile, num_stages=STAGES):
+        first = tile * TILE
+        exists = row_mask(first, rows, lengths, MASKED)
+        mask = exists[:, None]
+        tile_source = source + tl.cast(first, tl.int64) * row_stride
+        raw_low = tl.load(tile_source + offsets, mask=mask, other=0.0)
+        low = _rotated(raw_low, hadamard_low, WIDE, PRECISION)
+        if D == 128:
+            raw_high = tl.load(tile_source + 64 + offsets, mask=mask, other=0.0)
+            other = _rotated(raw_high, hadamard_high, WIDE, PRECISION)
+            high = low - other
+            low = low + other
+        if SUMMARY > 0:
+            count = tl.sum(exists.to(tl.int32))
+            target = tl.cast(tile, tl.int64) * D
+            at = (first_summary + target, second_summary + target)
+            _summarize(raw_low, mask, count, at[0], at[1], IS_QUERY, SUMMARY)
+            if D == 128:
+                _summarize(raw_high, mask, count, at[0] + 64, at[1] + 64, IS_QUERY, SUMMARY)
+        if not IS_QUERY:
+            low = tl.where(mask, low - center_low, 0.0)
+            if D == 128:
+                high = tl.where(mask, high - center_high, 0.0)
+        amax = tl.max(tl.abs(low), axis=1)
+        if D == 128:
+            amax = tl.maximum(amax, tl.max(tl.abs(high), axis=1))
+        scale = _group_scales(amax * NORM, SHAPE)
+        inverse = (NORM / tl.reshape(tl.broadcast_to(scale, SHAPE), (TILE,)))[:, None]
+        _store_scales(scales, tile, scale * factor, SHAPE)
+        target = codes + tl.cast(first, tl.int64) * D + row[:, None] * D + features
+        tl.store(target, code_bits(low * inverse).to(tl.int8))
+        if D == 128:
+            tl.store(target + 64, code_bits(high * inverse).to(tl.int8))
