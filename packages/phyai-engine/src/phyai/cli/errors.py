@@ -20,6 +20,7 @@ USER_ERRORS: Final = (
     ("phyai.dispatch", "UnknownKernelError"),
     ("phyai.processing", "ProcessingError"),
     ("phyai.checkpoints", "CheckpointError"),
+    ("phyai.serving", "ReplicaError"),
     ("phyai_quant", "QuantConfigError"),
     ("torch", "OutOfMemoryError"),
 )

@@ -1,0 +1,211 @@
+"""``phyai serve``: a policy server for robots."""
+
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phyai.cli import engines, options
+from phyai.cli.errors import CliError
+from phyai.cli.output import print_json, print_line, print_pairs, status_line, stdout_to_stderr
+
+if TYPE_CHECKING:
+    from phyai.serving.config import ServeConfig
+
+API_KEY_VARIABLE = "PHYAI_API_KEY"
+_NEEDED = ("msgpack", "prometheus_client", "websockets")
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="Server configuration (YAML).", metavar="[CONFIG]")
+]
+Model = Annotated[
+    str | None, typer.Option(help="Model family, such as pi05.", metavar="NAME", show_default=False)
+]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, generic, libero, droid, aloha or a YAML file. Default: auto.",
+        metavar="NAME|FILE",
+        show_default=False,
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="Address to listen on. Default: 127.0.0.1, this machine only.",
+        metavar="ADDRESS",
+        show_default=False,
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(help="Port; 0 takes a free one. Default: 8000.", min=0, show_default=False),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the key that clients must send. Also: the variable PHYAI_API_KEY.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Instruction of requests that have none.", metavar="TEXT", show_default=False
+    ),
+]
+MaxBatch = Annotated[
+    int | None,
+    typer.Option(help="Requests computed together. Default: 8.", min=1, show_default=False),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that compute, one GPU each; 0, the default, computes in this process.",
+        min=0,
+        show_default=False,
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write requests and replies to this folder.", metavar="DIR", show_default=False
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Load the policy, answer one made-up request, and exit."),
+]
+
+
+def require_serving() -> None:
+    """Fail with the command to install when a library of the server is missing.
+
+    Raises:
+        CliError: One is missing.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CliError(f"serving needs {', '.join(missing)}", 'pip install "phyai-engine[serve]"')
+
+
+def serve_command(
+    config: ConfigFile = None,
+    model: Model = None,
+    checkpoint: options.OptionalCheckpoint = None,
+    adapter: AdapterOption = None,
+    host: Host = None,
+    port: Port = None,
+    api_key_file: ApiKeyFile = None,
+    default_prompt: Prompt = None,
+    max_batch: MaxBatch = None,
+    replicas: Replicas = None,
+    record: Record = None,
+    device: options.Device = None,
+    preset: options.Preset = None,
+    stats: options.Stats = None,
+    tokenizer: options.Tokenizer = None,
+    allow_identity_norm: options.AllowIdentityNorm = False,
+    kernel_config: options.KernelConfigFile = None,
+    check: Check = False,
+    json_output: options.Json = False,
+) -> None:
+    """Serve a policy over openpi's WebSocket protocol until SIGTERM.
+
+    Options win over the configuration file. SIGHUP reads the file again and changes the policy of
+    the replicas without a pause.
+
+    Example: phyai serve --model pi05 --checkpoint pi05_libero --adapter libero
+    """
+    require_serving()
+    typed = {
+        "plugin": model,
+        "checkpoint": checkpoint,
+        "adapter": adapter,
+        "default_prompt": default_prompt,
+        "device": device,
+        "preset": preset,
+        "stats": stats,
+        "tokenizer": tokenizer,
+        "allow_identity_norm": allow_identity_norm or None,
+        "kernel_policy": kernel_config,
+    }
+    server = {
+        "host": host,
+        "port": port,
+        "max_batch": max_batch,
+        "replicas": replicas,
+        "record": record,
+    }
+
+    def settle() -> "ServeConfig":
+        return _settle(config, typed, server, api_key_file)
+
+    settled = settle()
+    if check:
+        _check(settled, json_output)
+        return
+    import asyncio
+
+    from phyai.serving.launch import serve_until_told
+    from phyai.serving.logs import log_as_json
+
+    log_as_json()
+    with stdout_to_stderr():
+        asyncio.run(serve_until_told(settled, settle))
+
+
+def _settle(
+    file: Path | None, policy: dict[str, Any], server: dict[str, Any], key_file: Path | None
+) -> "ServeConfig":
+    from phyai.serving.config import PolicyConfig, ServeConfig, read_config, read_key
+
+    typed = {name: value for name, value in policy.items() if value is not None}
+    try:
+        if file is not None:
+            found = read_config(file)
+        elif "checkpoint" in typed:
+            found = ServeConfig(PolicyConfig(typed["checkpoint"]))
+        else:
+            raise CliError(
+                "what shall be served? neither a configuration nor a checkpoint is given",
+                "phyai serve CONFIG.yaml, or phyai serve --model pi05 --checkpoint DIR",
+            )
+        key = os.environ.get(API_KEY_VARIABLE) or found.server.api_key
+        key = read_key(key_file) if key_file is not None else key
+    except ValueError as error:
+        raise CliError(str(error)) from None
+    changes = {name: value for name, value in server.items() if value is not None}
+    chosen = replace(found.policy, **typed)
+    if not chosen.checkpoint.is_dir():
+        raise CliError(
+            f"checkpoint {chosen.checkpoint} is not a folder",
+            "give the folder that holds config.json and the .safetensors files",
+        )
+    engines.resolve_device(chosen.device)
+    return ServeConfig(chosen, replace(found.server, **changes, api_key=key))
+
+
+def _check(config: "ServeConfig", json_output: bool) -> None:
+    from phyai.serving.jobs import EngineFailureError, RequestError
+    from phyai.serving.loading import load_policy
+    from phyai.serving.runner import Runner
+
+    try:
+        with stdout_to_stderr(), status_line(f"Loading {config.policy.checkpoint}"):
+            runner = Runner(load_policy(config.policy))
+            seconds = runner.warm_up()
+            actions = runner.run_one(runner.example()).actions
+    except (ValueError, RequestError, EngineFailureError) as error:
+        raise CliError(f"the policy can not be served: {error}") from None
+    metadata = runner.metadata()
+    if json_output:
+        print_json({"metadata": metadata, "first_answer_s": seconds, "shape": actions.shape})
+        return
+    print_pairs([(name, value) for name, value in metadata.items()])
+    print_line()
+    print_line(f"ready: actions {list(actions.shape)}, first answer after {seconds:.2f} s")

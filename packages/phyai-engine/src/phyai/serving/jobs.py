@@ -1,0 +1,87 @@
+"""One request on its way through the server, its answer, and what can go wrong."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+class RequestError(ValueError):
+    """The request can not be answered as it is; the connection stays usable."""
+
+
+class OverloadedError(RequestError):
+    """The server has no room for the request now; the same request may succeed later."""
+
+
+class EngineFailureError(RuntimeError):
+    """The engine failed at a request that looked right.
+
+    Attributes:
+        trace: Traceback as text.
+    """
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace or f"{type(self).__name__}: {message}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A decoded request.
+
+    Attributes:
+        request: The observation as it came, without the options.
+        num_steps: Integration steps; None takes the checkpoint's.
+        seed: Seed of the noise, when `noise` is None.
+        noise: Starting point float32 [chunk, max_action_dim].
+    """
+
+    request: Mapping[str, Any]
+    num_steps: int | None = None
+    seed: int | None = None
+    noise: np.ndarray | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the job as plain values for the codec."""
+        options = {"num_steps": self.num_steps, "seed": self.seed, "noise": self.noise}
+        return {"request": dict(self.request), **options}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> "Job":
+        """Return the job that `to_wire` wrote."""
+        return cls(wire["request"], wire["num_steps"], wire["seed"], wire["noise"])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine says to a job.
+
+    Attributes:
+        actions: float32 [chunk, action_dim] in the robot's units.
+        timing_ms: Milliseconds by stage, of the whole batch.
+        batch: Jobs that were computed together.
+        prompt: The text that the model read.
+        replica: Which replica computed it; 0 without replicas.
+    """
+
+    actions: np.ndarray
+    timing_ms: Mapping[str, float] = field(default_factory=dict)
+    batch: int = 1
+    prompt: str = ""
+    replica: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the answer as plain values for the codec."""
+        return {
+            "actions": self.actions,
+            "timing_ms": {name: float(value) for name, value in self.timing_ms.items()},
+            "batch": self.batch,
+            "prompt": self.prompt,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any], replica: int) -> "Answer":
+        """Return the answer that `to_wire` wrote, as computed by `replica`."""
+        return cls(wire["actions"], wire["timing_ms"], wire["batch"], wire["prompt"], replica)

@@ -1,0 +1,73 @@
+"""Running a server until it is told to stop."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+
+from phyai.serving.config import ServeConfig
+from phyai.serving.local import load_runner_async, make_batcher
+from phyai.serving.logs import event
+from phyai.serving.pool import ReplicaPool
+from phyai.serving.server import PolicyServer
+
+
+@contextlib.asynccontextmanager
+async def running_server(config: ServeConfig) -> AsyncIterator[PolicyServer]:
+    """Load a policy, start its server, and stop both at the end.
+
+    Raises:
+        ValueError, CheckpointError, ProcessingError, PolicyError, QuantConfigError: As the engine
+            and the adapter find them.
+        ReplicaError: The replicas can not start.
+        OSError: The address can not be used.
+    """
+    if config.server.replicas:
+        pool = ReplicaPool(config)
+        metadata = await pool.start()
+        server = PolicyServer(pool, metadata, config.server, pool.states)
+        pool.on_restart = server.metrics.restarted
+    else:
+        runner = await load_runner_async(config)
+        servers: list[PolicyServer] = []
+        batcher = make_batcher(runner, config.server, lambda: servers[0].connections)
+        server = PolicyServer(batcher, runner.metadata(), config.server)
+        servers.append(server)
+    async with server:
+        yield server
+
+
+async def serve_until_told(config: ServeConfig, reload: Callable[[], ServeConfig]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    SIGHUP reads the configuration again and changes the replicas to its policy, one at a time.
+
+    Args:
+        config: What to serve.
+        reload: Returns the configuration as it is at that time.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running_server(config) as server:
+        changes: set[asyncio.Task[None]] = set()
+
+        def change() -> None:
+            task = loop.create_task(_change(server, reload))
+            changes.add(task)
+            task.add_done_callback(changes.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, change)
+        await stop.wait()
+
+
+async def _change(server: PolicyServer, reload: Callable[[], ServeConfig]) -> None:
+    pool = server.service.backend
+    if not isinstance(pool, ReplicaPool):
+        event("the policy is changed without a pause only with replicas", level=30)
+        return
+    try:
+        await pool.change(reload().policy)
+    except Exception as error:
+        event("the policy was not changed", level=40, error=str(error))

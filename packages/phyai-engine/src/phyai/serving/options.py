@@ -1,0 +1,142 @@
+"""The options that a request may carry beside its observation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phyai.serving.jobs import RequestError
+from phyai.serving.rtc import RTCOptions, Schedule
+
+OPTIONS_KEY = "__options__"
+MAX_STEPS = 100
+MAX_SEED = 2**63 - 1
+MAX_SESSION_CHARACTERS = 128
+_OPTIONS = ("num_steps", "seed", "noise", "session", "reset", "rtc")
+_RTC = ("executed", "delay", "horizon", "schedule", "prev")
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """The options of one request.
+
+    Attributes:
+        num_steps: Integration steps, 1 to 100.
+        seed: Seed of the noise.
+        noise: Starting point float32 [chunk, max_action_dim], instead of `seed`.
+        session: Name under which the server keeps the last chunk, beyond a connection.
+        reset: Whether to forget the session's last chunk first.
+        rtc: Real-time chunking, off when None.
+    """
+
+    num_steps: int | None = None
+    seed: int | None = None
+    noise: np.ndarray | None = None
+    session: str | None = None
+    reset: bool = False
+    rtc: RTCOptions | None = None
+
+
+def split_options(request: Any) -> tuple[dict[str, Any], RequestOptions]:
+    """Take the options out of a decoded request.
+
+    Args:
+        request: What a client sent; a map with string keys.
+
+    Returns:
+        The observation without the options, and the options.
+
+    Raises:
+        RequestError: The request is no map, or an option is unknown or out of range.
+    """
+    if not isinstance(request, dict) or not all(isinstance(key, str) for key in request):
+        raise RequestError(
+            f"the request is {type(request).__name__}, expected a map with string keys"
+        )
+    observation = dict(request)
+    raw = observation.pop(OPTIONS_KEY, None)
+    return observation, RequestOptions() if raw is None else parse_options(raw)
+
+
+def parse_options(raw: Any) -> RequestOptions:
+    """Check the value of ``__options__``.
+
+    Raises:
+        RequestError: An option is unknown, of another type or out of range.
+    """
+    options = _known(raw, OPTIONS_KEY, _OPTIONS)
+    noise = options.get("noise")
+    if noise is not None:
+        if options.get("seed") is not None:
+            raise RequestError(f"{OPTIONS_KEY}: give either noise or seed, not both")
+        noise = _matrix("noise", noise)
+    session = options.get("session")
+    if session is not None and not (
+        isinstance(session, str) and 1 <= len(session) <= MAX_SESSION_CHARACTERS
+    ):
+        raise RequestError(
+            f"{OPTIONS_KEY}.session is {str(session)[:40]!r}, expected a name of 1 to "
+            f"{MAX_SESSION_CHARACTERS} characters"
+        )
+    reset = options.get("reset", False)
+    if not isinstance(reset, bool):
+        raise RequestError(f"{OPTIONS_KEY}.reset is {reset!r}, expected true or false")
+    rtc = options.get("rtc")
+    return RequestOptions(
+        num_steps=_integer("num_steps", options.get("num_steps"), 1, MAX_STEPS),
+        seed=_integer("seed", options.get("seed"), 0, MAX_SEED),
+        noise=noise,
+        session=session,
+        reset=reset,
+        rtc=None if rtc is None else _rtc(rtc),
+    )
+
+
+def _rtc(raw: Any) -> RTCOptions:
+    options = _known(raw, f"{OPTIONS_KEY}.rtc", _RTC)
+    name = options.get("schedule", Schedule.LINEAR.value)
+    if name not in {schedule.value for schedule in Schedule}:
+        raise RequestError(
+            f"{OPTIONS_KEY}.rtc.schedule is {str(name)[:40]!r}; allowed: "
+            f"{', '.join(schedule.value for schedule in Schedule)}"
+        )
+    prev = options.get("prev")
+    return RTCOptions(
+        executed=_integer("rtc.executed", options.get("executed"), 0, 10_000) or 0,
+        delay=_integer("rtc.delay", options.get("delay"), 0, 10_000) or 0,
+        horizon=_integer("rtc.horizon", options.get("horizon"), 1, 10_000),
+        schedule=Schedule(name),
+        prev=None if prev is None else _matrix("rtc.prev", prev),
+    )
+
+
+def _known(raw: Any, where: str, allowed: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{where} is {type(raw).__name__}, expected a map")
+    unknown = sorted(str(key) for key in raw if key not in allowed)
+    if unknown:
+        raise RequestError(f"{where} has no {unknown[0][:40]!r}; allowed: {', '.join(allowed)}")
+    return raw
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(
+            f"{OPTIONS_KEY}.{name} is {str(value)[:40]!r}, expected an integer from {low} to {high}"
+        )
+    return value
+
+
+def _matrix(name: str, value: Any) -> np.ndarray:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.ndim != 2:
+        seen = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value)
+        raise RequestError(f"{OPTIONS_KEY}.{name} is {seen}, expected an array of two axes")
+    matrix = value.astype(np.float32)
+    if not np.isfinite(matrix).all():
+        raise RequestError(f"{OPTIONS_KEY}.{name} holds values that are not finite")
+    return matrix

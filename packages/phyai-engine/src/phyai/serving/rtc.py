@@ -1,0 +1,143 @@
+"""Real-time chunking: how a new chunk joins the rest of the last one.
+
+While the server computes, the robot goes on with the last chunk. The new chunk starts at the
+moment of its observation, so its first ``delay`` actions are already decided: they are taken from
+the last chunk. Up to ``horizon`` the weight of the last chunk falls to zero. The weights are those
+of real-time chunking (Black et al., 2025) as LeRobot computes them; they blend the finished chunks
+in the robot's units.
+"""
+
+import enum
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from phyai.serving.jobs import RequestError
+
+
+class Schedule(enum.StrEnum):
+    """How the weight of the last chunk falls between ``delay`` and ``horizon``."""
+
+    LINEAR = "linear"
+    EXP = "exp"
+    ONES = "ones"
+    ZEROS = "zeros"
+
+
+@dataclass(frozen=True)
+class RTCOptions:
+    """What a request says about the chunk before.
+
+    Attributes:
+        executed: Actions of the last chunk that were executed when the observation was taken,
+            counted from its start.
+        delay: Actions that will have been executed before the new chunk arrives.
+        horizon: Actions from where on the new chunk is free; None takes half of it.
+        schedule: Shape of the weights in between.
+        prev: float32 [T, action_dim] rest of the last chunk in the robot's units, for clients that
+            keep it themselves; None takes the session's.
+    """
+
+    executed: int = 0
+    delay: int = 0
+    horizon: int | None = None
+    schedule: Schedule = Schedule.LINEAR
+    prev: np.ndarray | None = None
+
+
+def prefix_weights(length: int, delay: int, horizon: int, schedule: Schedule) -> np.ndarray:
+    """Return the weights float64 [length] of the last chunk.
+
+    They are 1 before `delay` and 0 from `horizon` on. Between them LINEAR takes the inner points of
+    a line from 1 to 0, EXP bends that line to ``w · expm1(w) / (e - 1)``, ONES stays at 1 and ZEROS
+    is 0.
+
+    Args:
+        length: Actions of the chunk.
+        delay: First action with a weight below 1; cut to `horizon`.
+        horizon: First action with the weight 0; cut to `length`.
+        schedule: Shape in between.
+    """
+    end = min(horizon, length)
+    start = min(delay, end)
+    weights = np.zeros(length)
+    weights[:start] = 1.0
+    if schedule is Schedule.ONES:
+        weights[:end] = 1.0
+    elif schedule is not Schedule.ZEROS:
+        line = np.linspace(1.0, 0.0, end - start + 2)[1:-1]
+        bent = line * np.expm1(line) / np.expm1(1.0)
+        weights[start:end] = bent if schedule is Schedule.EXP else line
+    return weights
+
+
+def blend(actions: np.ndarray, left: np.ndarray, options: RTCOptions) -> np.ndarray:
+    """Join a new chunk to the rest of the last one.
+
+    Args:
+        actions: float32 [chunk, action_dim], the new chunk.
+        left: float32 [T, action_dim], the rest of the last one; its first row and the first row of
+            `actions` are for the same moment.
+        options: Delay, horizon and schedule; `horizon` is cut to T.
+
+    Returns:
+        float32 [chunk, action_dim].
+
+    Raises:
+        RequestError: The widths differ.
+    """
+    if left.shape[1] != actions.shape[1]:
+        raise RequestError(
+            f"the rest of the last chunk has {left.shape[1]} columns, the new chunk "
+            f"{actions.shape[1]}; send actions in the robot's units"
+        )
+    horizon = len(actions) // 2 if options.horizon is None else options.horizon
+    shared = min(len(left), len(actions))
+    weights = prefix_weights(shared, options.delay, min(horizon, shared), options.schedule)[:, None]
+    joined = actions.copy()
+    joined[:shared] = weights * left[:shared] + (1.0 - weights) * actions[:shared]
+    return joined
+
+
+class Sessions:
+    """The last chunk of every session; the oldest are forgotten.
+
+    Args:
+        limit: Sessions that are kept.
+        max_age_s: Seconds after which a chunk is too old to be continued.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        limit: int = 1024,
+        max_age_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit, self._max_age_s, self._clock = limit, max_age_s, clock
+        self._chunks: OrderedDict[object, tuple[float, np.ndarray]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def put(self, session: object, actions: np.ndarray) -> None:
+        """Keep `actions` [chunk, action_dim] as the last chunk of `session`."""
+        self._chunks[session] = (self._clock(), actions)
+        self._chunks.move_to_end(session)
+        while len(self._chunks) > self._limit:
+            self._chunks.popitem(last=False)
+
+    def left(self, session: object, executed: int) -> np.ndarray | None:
+        """Return the last chunk of `session` after `executed` actions, None without any left."""
+        found = self._chunks.get(session)
+        if found is None or self._clock() - found[0] > self._max_age_s:
+            return None
+        rest = found[1][executed:]
+        return rest if len(rest) else None
+
+    def forget(self, session: object) -> None:
+        """Drop what is kept of `session`."""
+        self._chunks.pop(session, None)

@@ -1,0 +1,170 @@
+"""Answering a batch of jobs with an engine, in one thread."""
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from phyai.processing import Observation, ProcessingError
+from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
+from phyai.serving.loading import LoadedPolicy
+
+_UNUSABLE = (RequestError, ProcessingError)
+Outcome = Answer | Exception
+
+
+class Runner:
+    """Runs jobs on one policy; not to be called from two threads at once.
+
+    Every job gets its own noise, so that an answer does not depend on the batch it came in (up to
+    rounding).
+
+    Args:
+        policy: The engine and its adapter.
+    """
+
+    def __init__(self, policy: LoadedPolicy) -> None:
+        self.engine, self.adapter = policy.engine, policy.adapter
+        self._description = self.engine.describe()
+        self._noise_shape: tuple[int, int] | None = None
+
+    def warm_up(self, batches: Sequence[int] = (1,)) -> float:
+        """Answer random observations, so that the first real request is as fast as the next.
+
+        Args:
+            batches: Batch sizes to run.
+
+        Returns:
+            Seconds of all runs.
+
+        Raises:
+            EngineFailureError, RequestError, ProcessingError: The policy can not answer.
+        """
+        started = time.perf_counter()
+        for batch in batches:
+            for outcome in self.run([Job(self.example(), seed=0)] * batch):
+                if isinstance(outcome, Exception):
+                    raise outcome
+        return time.perf_counter() - started
+
+    def example(self) -> dict[str, Any]:
+        """Return a request that the policy can answer."""
+        height, width = self._description["image_resolution"]
+        return self.adapter.example((height, width), self._description["processing"]["state_dim"])
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a client can know about the policy."""
+        described, adapter = self._description, self.adapter
+        processing = described["processing"]
+        return {
+            "model": described["plugin"],
+            "preset": processing["preset"],
+            "adapter": adapter.name,
+            "action_horizon": described["chunk_size"],
+            "action_dim": sum(part.size for part in adapter.action_parts)
+            or processing["action_dim"],
+            "state_dim": processing["state_dim"],
+            "state_keys": list(adapter.state_keys[0]),
+            "image_keys": list(adapter.image_keys),
+            "image_shape": [*described["image_resolution"], 3],
+            "num_steps": described["num_steps"],
+            **({} if adapter.control_hz is None else {"control_hz": adapter.control_hz}),
+            **({} if adapter.execute is None else {"execute": adapter.execute}),
+            **({} if adapter.reset_pose is None else {"reset_pose": list(adapter.reset_pose)}),
+        }
+
+    def run_one(self, request: Mapping[str, Any], seed: int | None = None) -> Answer:
+        """Answer one request alone.
+
+        Raises:
+            RequestError, ProcessingError, EngineFailureError: It can not be answered.
+        """
+        (outcome,) = self.run([Job(request, seed=seed)])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Answer jobs that share `num_steps`; each gets its answer or its own error."""
+        outcomes: list[Outcome | None] = [None] * len(jobs)
+        observations: dict[int, Observation] = {}
+        started = time.perf_counter()
+        for index, job in enumerate(jobs):
+            try:
+                observations[index] = self.adapter.observation(job.request)
+            except _UNUSABLE as error:
+                outcomes[index] = error
+            except Exception as error:
+                outcomes[index] = _failure(error)
+        prepared_ms = 1e3 * (time.perf_counter() - started)
+        if observations:
+            found = self._infer(jobs, observations, prepared_ms)
+            for index, outcome in found.items():
+                outcomes[index] = outcome
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _infer(
+        self, jobs: Sequence[Job], observations: dict[int, Observation], prepared_ms: float
+    ) -> dict[int, Outcome]:
+        indices = list(observations)
+        try:
+            noise = self._noise([jobs[index] for index in indices])
+            chunks = self.engine.infer_batch(
+                list(observations.values()), noise=noise, num_steps=jobs[indices[0]].num_steps
+            )
+            return {
+                index: self._answer(chunk, len(indices), prepared_ms)
+                for index, chunk in zip(indices, chunks, strict=True)
+            }
+        except (*_UNUSABLE, ValueError) as error:
+            if len(indices) == 1:
+                return {indices[0]: error}
+        except Exception as error:
+            return dict.fromkeys(indices, _failure(error))
+        # One of several is unusable: find out which, and answer the others.
+        alone = [self._infer(jobs, {i: observations[i]}, prepared_ms) for i in indices]
+        return {index: outcome for part in alone for index, outcome in part.items()}
+
+    def _answer(self, chunk: Any, batch: int, prepared_ms: float) -> Outcome:
+        actions = self.adapter.actions(chunk.actions)
+        if not np.isfinite(actions).all():
+            return EngineFailureError("the policy computed actions that are not finite")
+        self._noise_shape = chunk.normalized.shape
+        timing = {"decode": prepared_ms, **chunk.timing_ms}
+        return Answer(actions, timing, batch, chunk.prompt)
+
+    def _noise(self, jobs: Sequence[Job]) -> torch.Tensor | None:
+        if self._noise_shape is None:
+            # Before the first answer the width of the noise is not known.
+            self._learn_shape()
+        shape = self._noise_shape
+        if shape is None:
+            return None
+        return torch.stack([_noise(job, shape) for job in jobs])
+
+    def _learn_shape(self) -> None:
+        observation = self.adapter.observation(self.example())
+        chunk = self.engine.infer_batch([observation], noise=None, num_steps=None)[0]
+        self._noise_shape = chunk.normalized.shape
+
+
+def _noise(job: Job, shape: tuple[int, int]) -> torch.Tensor:
+    """Return the noise of one job; a seed gives the same as `Engine.infer` with that seed."""
+    if job.noise is not None:
+        if job.noise.shape != shape:
+            raise RequestError(f"noise has shape {job.noise.shape}; this policy needs {shape}")
+        return torch.from_numpy(np.array(job.noise, np.float32))
+    generator = torch.Generator()
+    if job.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(job.seed)
+    return torch.randn((1, *shape), generator=generator)[0]
+
+
+def _failure(error: Exception) -> EngineFailureError:
+    trace = "".join(traceback.format_exception(error))
+    return EngineFailureError(f"{type(error).__name__}: {error}", trace)
