@@ -136,7 +136,10 @@ class Engine:
             ),
         ):
             self.plugin = factory(
-                args.plugin_args, device=device, params_dtype=self.config.device.params_dtype
+                args.plugin_args,
+                device=device,
+                params_dtype=self.config.device.params_dtype,
+                runtime=self.config.runtime,
             )
         self._frozen = False
 

@@ -8,6 +8,7 @@ import torch
 
 from phyai.dispatch.config import ENV_FREEZE, KernelConfig, env_flag
 
+ENV_GRAPHS = "PHYAI_CUDA_GRAPHS"
 ENV_MERGE = "PHYAI_MERGE_QUANTIZATION"
 PARAMS_DTYPES = {
     "fp32": torch.float32,
@@ -73,9 +74,20 @@ class RuntimeConfig:
 
     Attributes:
         freeze_kernel_choices: pin every call site's kernel after warm-up.
+        cuda_graphs: record the model's work as CUDA graphs and replay them; without effect on
+            other devices.
+        reuse_unchanged: leave out images and prompts that equal those of the request before.
+        lanes: requests in flight on the device.
     """
 
     freeze_kernel_choices: bool = False
+    cuda_graphs: bool = True
+    reuse_unchanged: bool = False
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1:
+            raise ValueError(f"lanes is {self.lanes}; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,8 @@ class EngineConfig:
         """Returns ``base`` overridden by the environment.
 
         Read are ``PHYAI_DEVICE``, ``PHYAI_PARAMS_DTYPE``, ``PHYAI_FREEZE_KERNEL_CHOICES``,
-        ``PHYAI_MERGE_QUANTIZATION`` and what ``KernelConfig.with_env`` reads.
+        ``PHYAI_CUDA_GRAPHS``, ``PHYAI_MERGE_QUANTIZATION`` and what ``KernelConfig.with_env``
+        reads.
 
         Raises:
             ValueError: for a value that cannot be parsed, naming the variable.
@@ -128,6 +141,7 @@ class EngineConfig:
         if name := env.get("PHYAI_PARAMS_DTYPE"):
             device = replace(device, params_dtype=parse_dtype(name, what="PHYAI_PARAMS_DTYPE"))
         freeze = env_flag(ENV_FREEZE, env, default=runtime.freeze_kernel_choices)
-        runtime = replace(runtime, freeze_kernel_choices=freeze)
+        graphs = env_flag(ENV_GRAPHS, env, default=runtime.cuda_graphs)
+        runtime = replace(runtime, freeze_kernel_choices=freeze, cuda_graphs=graphs)
         merge = env_flag(ENV_MERGE, env, default=base.quantization.merge_checkpoint)
         return cls(device, base.kernel.with_env(env), runtime, QuantizationConfig(merge))

@@ -62,7 +62,7 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 12
+    assert len(OP_MODULES) == 14
     assert set(catalog.ops()) == {
         "activation",
         "adarmsnorm",
@@ -70,11 +70,14 @@ def test_operations_and_references(catalog):
         "attention",
         "attention_gdn",
         "attention_paged",
+        "attention_segments",
         "causal_conv",
         "channel_l2_norm",
+        "decoder_layers",
         "embedding",
         "gemm",
         "layernorm",
+        "layernorm_add",
         "modulate",
         "rmsnorm",
         "rmsnorm_add",

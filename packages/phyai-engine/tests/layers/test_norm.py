@@ -143,8 +143,9 @@ def test_the_fused_operation_is_asked(norm):
 
 def test_the_row_that_adds_decides_the_dtype_where_a_norm_adds(monkeypatch):
     monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
-    config = KernelConfig(policy_config={"rules": [rule({"restrict_to": "triton.rmsnorm"})]})
-    initialize_kernel_system(config, device="nvidia:sm90")
+    adds = {"id": "adds", "match": {"op": "rmsnorm_add"}, "restrict_to": "flashinfer.rmsnorm_add"}
+    rules = [rule({"restrict_to": "triton.rmsnorm"}), adds]
+    initialize_kernel_system(KernelConfig(policy_config={"rules": rules}), device="nvidia:sm90")
     dtypes = [
         RMSNorm(64, prefix="norm", adds=adds, activation_dtype=BF16, device="meta").weight.dtype
         for adds in (False, True)

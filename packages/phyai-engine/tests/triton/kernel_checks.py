@@ -79,6 +79,11 @@ def check_norms() -> None:
         if hidden > 1:
             compare("layernorm", "torch.layernorm", x, weight, bias, EPS)
             compare("layernorm", "torch.layernorm", x, weight, None, EPS)
+            for shift in (bias, None):
+                compare(
+                    "layernorm_add", "torch.layernorm_add", x, normal(*x.shape, dtype=dtype),
+                    weight, shift, EPS,
+                )  # fmt: skip
         compare("rmsnorm_silu_mul", "torch.rmsnorm_silu_mul", x, residual, weight, EPS)
 
 

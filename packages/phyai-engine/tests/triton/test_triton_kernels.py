@@ -27,7 +27,7 @@ TARGETS = {
 }
 KERNELS = {
     "rms": (norms._rms_kernel, {"GEMMA": True, "ADD": True, "BLOCK": 2048}),
-    "layer": (norms._layer_kernel, {"HAS_BIAS": True, "BLOCK": 2048}),
+    "layer": (norms._layer_kernel, {"HAS_BIAS": True, "ADD": True, "BLOCK": 2048}),
     "silu_mul": (norms._silu_mul_kernel, {"BLOCK": 2048}),
     "channel": (norms._channel_kernel, {"HAS_BIAS": True, "POSITIONS": 16, "BLOCK": 128}),
     "adaptive": (adaptive._adaptive_kernel, {"ADD": True, "BLOCK": 1024}),

@@ -61,9 +61,9 @@ def _layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 def adarmsnorm(x: Tensor, modulation: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Returns ``rms(x) * (1 + scale) + shift`` and the gate of ``modulation`` [..., 3 * H]."""
-    scale, shift, gate = modulation.float().chunk(3, dim=-1)
-    out = normalized(x, eps) * (1.0 + scale) + shift
-    return out.to(x.dtype), gate.to(x.dtype)
+    scale, shift, gate = modulation.chunk(3, dim=-1)
+    out = normalized(x, eps) * (1.0 + scale.float()) + shift.float()
+    return out.to(x.dtype), gate
 
 
 def _by_variant(functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def _declare(catalog: Catalog) -> None:
             bench_args=adarmsnorm_inputs,
             doc=(
                 "RMS norm times 1 + scale plus shift; modulation [..., 3 * hidden] holds scale, "
-                "shift and gate and broadcasts against x. The gate keeps the modulation's shape."
+                "shift and gate and broadcasts against x. The gate is a view of the modulation."
             ),
         )
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
 from phyai.dispatch.conditions import is_set
@@ -26,8 +27,18 @@ def adarmsnorm_add(
     return out, total, next_gate
 
 
+def layernorm_add(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the layer norm of ``x + residual`` and that sum."""
+    total = (x.float() + residual.float()).to(residual.dtype)
+    shift = None if bias is None else bias.float()
+    out = functional.layer_norm(total.to(x.dtype).float(), weight.shape, weight.float(), shift, eps)
+    return out.to(x.dtype), total
+
+
 def _rmsnorm_silu_mul(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    gated = torch.nn.functional.silu(gate.float())
+    gated = functional.silu(gate.float())
     return (normalized(x, eps) * weight.float() * gated).to(x.dtype)
 
 
@@ -59,6 +70,17 @@ def _bench_adaptive(facts: Facts, device: Any) -> tuple[Any, ...]:
     return x, residual, gate, modulation, _EPS
 
 
+def _bench_layernorm_add(facts: Facts, device: Any) -> tuple[Any, ...]:
+    shape = facts["shape.tokens"], facts["shape.hidden"]
+    x = random_tensor(shape, facts["dtype.input"], device)
+    residual = random_tensor(shape, facts["dtype.residual"], device)
+    weight = random_tensor(shape[1:], facts["dtype.weight"], device)
+    bias = None
+    if facts.get("attrs.bias") is True:
+        bias = random_tensor(shape[1:], facts["dtype.bias"], device)
+    return x, residual, weight, bias, _EPS
+
+
 def _bench_silu_mul(facts: Facts, device: Any) -> tuple[Any, ...]:
     shape = facts["shape.tokens"], facts["shape.hidden"]
     x = random_tensor(shape, facts["dtype.input"], device)
@@ -78,6 +100,19 @@ def _declare(catalog: Catalog) -> None:
                 "new_residual = residual + gate * x, rounded to its dtype; out and next_gate are "
                 "adarmsnorm of it. gate and modulation broadcast against x."
             ),
+        )
+    )
+    catalog.register_op(
+        OpSpec(
+            name="layernorm_add",
+            dims=("tokens", "hidden"),
+            dtypes=("input", "weight", "residual"),
+            optional_dtypes=("bias",),
+            attributes={"bias": FactKind.BOOL},
+            signature="(x, residual, weight, bias, eps) -> (y, new_residual)",
+            params=("weight", "bias"),
+            bench_args=_bench_layernorm_add,
+            doc="new_residual = x + residual, rounded to its dtype; y is its layer norm.",
         )
     )
     catalog.register_op(
@@ -119,6 +154,7 @@ def populate(catalog: Catalog) -> None:
     anything = ParamContract.any_float()
     for op, function, params in (
         ("adarmsnorm_add", adarmsnorm_add, ()),
+        ("layernorm_add", layernorm_add, ("weight", "bias")),
         ("rmsnorm_silu_mul", _rmsnorm_silu_mul, ("weight",)),
         ("channel_l2_norm", _channel_l2_norm, ("weight", "bias")),
     ):

@@ -40,6 +40,12 @@ def _rmsnorm_add(facts: Facts, params: Any) -> Callable[..., Any]:  # noqa: ARG0
     return lambda x, residual, weight, eps: rmsnorm_add(x, residual, weight, eps, gemma=gemma)
 
 
+def _layernorm_add(facts: Facts, params: Any) -> Callable[..., Any]:  # noqa: ARG001
+    from phyai.triton.norms import layernorm_add
+
+    return layernorm_add
+
+
 def _layernorm(facts: Facts, params: Any) -> Callable[..., Any]:  # noqa: ARG001
     from phyai.triton.norms import layernorm
 
@@ -144,6 +150,7 @@ _TABLE: tuple[tuple[str, Predicate, Prepare, tuple[str, ...]], ...] = (
         ("weight",),
     ),
     ("layernorm", _ROWS, _layernorm, ("weight", "bias")),
+    ("layernorm_add", _ROWS, _layernorm_add, ("weight", "bias")),
     ("rmsnorm_silu_mul", _ROWS, _rmsnorm_silu_mul, ("weight",)),
     ("channel_l2_norm", _CHANNELS, _channel_l2_norm, ("weight", "bias")),
     ("adarmsnorm", _ROWS, _adarmsnorm, ()),
@@ -165,7 +172,8 @@ def populate(catalog: Catalog) -> None:
                 op=op,
                 when=when,
                 prepare=prepare,
-                priority=Priority.OPTIMIZED,
+                # FlashInfer's row adds in a launch of its own.
+                priority=Priority.OPTIMIZED + (3 if op == "rmsnorm_add" else 0),
                 params=dict.fromkeys(params, ParamContract.any_float()),
                 metadata={"package": "triton"},
             )

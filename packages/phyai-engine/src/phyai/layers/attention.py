@@ -1,14 +1,17 @@
 """Attention call sites: with a paged cache and without a cache."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from phyai.dispatch import CallSite
 from phyai.dispatch.bench_inputs import live_inputs
 from phyai.runtime.paged import PagedKVCache, PagedPlan
+from phyai.runtime.segments import SegmentPlan
 
 
 class PagedAttention(nn.Module):
-    """Attention of packed query rows to the cache pages a plan lists.
+    """Attention of packed query rows to the cache slots that a plan lists or bounds.
 
     Args:
         heads: query heads.
@@ -28,10 +31,22 @@ class PagedAttention(nn.Module):
             dims={"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
             attrs={"layout": "paged", "causal": False, "layer_id": layer},
         )
+        self._segment_site = CallSite(
+            "attention_segments",
+            role=role,
+            dims={"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
+            attrs={"layer_id": layer},
+        )
 
-    def forward(self, query: Tensor, cache: PagedKVCache, plan: PagedPlan) -> Tensor:
+    def forward(self, query: Tensor, cache: PagedKVCache, plan: PagedPlan | SegmentPlan) -> Tensor:
         """Returns [T, heads, head_dim] for ``query`` of that shape."""
         keys, values = cache.pages(self.layer)
+        if isinstance(plan, SegmentPlan):
+            facts: dict[str, Any] = {"input": query.dtype, "output": query.dtype}
+            chosen = self._segment_site.select(
+                device=query.device, dtype=facts, dims={"tokens": query.shape[0]}
+            )
+            return chosen.execute(query, keys, values, plan, scale=self.scale)
         with live_inputs("attention_paged", query, keys, values, plan, scale=self.scale):
             selection = self._site.select(
                 device=query.device,

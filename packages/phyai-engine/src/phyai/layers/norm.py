@@ -106,6 +106,7 @@ class LayerNorm(nn.Module):
         width: of the last axis.
         prefix: checkpoint name of the layer.
         eps: added to the variance.
+        adds: inputs will come through `add`, so its kernel decides the parameters' dtype.
         activation_dtype: dtype of the inputs to come.
         device: where the parameters live.
     """
@@ -116,15 +117,18 @@ class LayerNorm(nn.Module):
         *,
         prefix: str,
         eps: float = 1e-6,
+        adds: bool = False,
         activation_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
-        self._site = CallSite(
-            "layernorm", role="layernorm", dims={"hidden": width}, attrs={"bias": True}
+        self._site, self._add_site = (
+            CallSite(op, role="layernorm", dims={"hidden": width}, attrs={"bias": True})
+            for op in ("layernorm", "layernorm_add")
         )
-        parameters = _parameters(self._site, activation_dtype, device)
+        decides = self._add_site if adds else self._site
+        parameters = _parameters(decides, activation_dtype, device)
         self.weight, self.bias = parameters["weight"], parameters["bias"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,6 +139,24 @@ class LayerNorm(nn.Module):
             dims={"tokens": x.numel() // self.width},
         )
         return selection.execute(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds ``x`` [..., width] to the residual and normalises the sum.
+
+        Returns:
+            The output and the sum, both like ``x``.
+        """
+        selection = self._add_site.select(
+            device=x.device,
+            dtype={
+                "input": x.dtype,
+                "weight": self.weight.dtype,
+                "bias": self.bias.dtype,
+                "residual": residual.dtype,
+            },
+            dims={"tokens": x.numel() // self.width},
+        )
+        return selection.execute(x, residual, self.weight, self.bias, self.eps)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields weight and bias."""

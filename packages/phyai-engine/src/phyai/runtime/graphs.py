@@ -1,6 +1,7 @@
 """CUDA graphs: a computation of fixed shapes, recorded once and replayed with new inputs."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,35 @@ class CapturedLoop:
         return self._output.clone()
 
 
+class CapturedCall:
+    """A function that reads and writes buffers of its own, recorded as one CUDA graph.
+
+    As `CapturedLoop`, but without copies: callers write the buffers that the function reads before
+    a replay, and read the recorded output after it, both on the stream of the replay.
+
+    Args:
+        function: returns one tensor.
+        device: CUDA device.
+        pool: memory that graphs share which never run at the same time; a fresh one if None.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, function: Callable[[], Tensor], device: torch.device, pool: Any = None
+    ) -> None:
+        self._function = function
+        for mode in (KernelMode.EAGER, KernelMode.CAPTURE):
+            with kernel_mode_scope(mode):
+                _run_on_side_stream(function, device)
+        with kernel_mode_scope(KernelMode.CAPTURE):
+            self.output, self._replay = _record(function, device, pool)
+
+    def __call__(self) -> Tensor:
+        """Replays the graph on the current stream and returns its output buffer."""
+        self._replay()
+        return self.output
+
+
 def _listed(kinds: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
     return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in kinds) or "none"
 
@@ -86,13 +116,13 @@ def _run_on_side_stream(function: Callable[[], Tensor], device: torch.device) ->
 
 
 def _record(
-    function: Callable[[], Tensor], device: torch.device
+    function: Callable[[], Tensor], device: torch.device, pool: Any = None
 ) -> tuple[Tensor, Callable[[], None]]:
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on using the device.
     with (
         torch.cuda.device(device),
-        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
     ):
         output = function()
     return output, graph.replay

@@ -67,7 +67,7 @@ def _adaptive_kernel(
 
 
 def adarmsnorm(x: Tensor, modulation: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns ``rmsnorm(x) * (1 + scale) + shift`` and the gate, in the dtype of ``x``.
+    """Returns ``rmsnorm(x) * (1 + scale) + shift`` and the gate, a view of the modulation.
 
     Args:
         x: [..., H].
@@ -75,7 +75,7 @@ def adarmsnorm(x: Tensor, modulation: Tensor, eps: float) -> tuple[Tensor, Tenso
         eps: added to the mean square.
     """
     out, _ = _adaptive(x, None, None, modulation, eps)
-    return out, modulation[..., 2 * x.shape[-1] :].to(x.dtype)
+    return out, modulation[..., 2 * x.shape[-1] :]
 
 
 def adarmsnorm_add(
@@ -94,7 +94,7 @@ def adarmsnorm_add(
         The output, the new residual in the dtype of the old one, and the norm's gate.
     """
     out, total = _adaptive(x, residual, gate, modulation, eps)
-    return out, total, modulation[..., 2 * x.shape[-1] :].to(x.dtype)
+    return out, total, modulation[..., 2 * x.shape[-1] :]
 
 
 def _adaptive(

@@ -105,12 +105,30 @@ def rmsnorm_add(
 
 @triton.jit(do_not_specialize=["eps"])
 def _layer_kernel(
-    x, weight, bias, out, hidden, x_stride, eps, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    total,
+    hidden,
+    x_stride,
+    residual_stride,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
-    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    loaded = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
+    values = loaded.to(tl.float32)
+    if ADD:
+        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
+        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * hidden + columns, stored, mask=mask)
+        values = stored.to(loaded.dtype).to(tl.float32)
     mean = tl.sum(values, axis=0) / hidden
     centered = tl.where(mask, values - mean, 0.0)
     inverse = tl.math.rsqrt(tl.sum(centered * centered, axis=0) / hidden + eps)
@@ -127,16 +145,54 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
     if out.numel():
         _layer_kernel[(rows.shape[0],)](
             rows,
+            None,
             weight.contiguous(),
             None if bias is None else bias.contiguous(),
             out,
+            None,
             rows.shape[1],
             rows.stride(0),
+            0,
             eps,
             HAS_BIAS=bias is not None,
+            ADD=False,
             **row_block(rows.shape[1]),
         )
     return out
+
+
+def layernorm_add(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the layer norm of ``x + residual`` and the sum in the dtype of the residual.
+
+    Args:
+        x: [..., H].
+        residual: [..., H], same shape.
+        weight: [H].
+        bias: [H] or None.
+        eps: added to the variance.
+    """
+    rows, added = flat_rows(x), flat_rows(residual)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    if out.numel():
+        _layer_kernel[(rows.shape[0],)](
+            rows,
+            added,
+            weight.contiguous(),
+            None if bias is None else bias.contiguous(),
+            out,
+            total,
+            rows.shape[1],
+            rows.stride(0),
+            added.stride(0),
+            eps,
+            HAS_BIAS=bias is not None,
+            ADD=True,
+            **row_block(rows.shape[1]),
+        )
+    return out, total
 
 
 @triton.jit(do_not_specialize=["eps"])

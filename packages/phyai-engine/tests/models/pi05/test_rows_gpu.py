@@ -80,8 +80,9 @@ FLASHINFER_ROWS = {
     ("attention_paged", "expert"): {"flashinfer.attention_paged.fa2"},
     ("rope", "rope"): {"flashinfer.rope"},
     ("rmsnorm", "norm"): {"flashinfer.rmsnorm"},
-    ("rmsnorm_add", "norm"): {"flashinfer.rmsnorm_add"},
+    ("rmsnorm_add", "norm"): {"triton.rmsnorm_add"},
     ("layernorm", "layernorm"): {"flashinfer.layernorm"},
+    ("layernorm_add", "layernorm"): {"triton.layernorm_add"},
     ("adarmsnorm", "adarmsnorm"): {"triton.adarmsnorm"},
     ("adarmsnorm_add", "adarmsnorm"): {"triton.adarmsnorm_add"},
     ("activation", "mlp.activation"): {

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from phyai.models.pi05.decoder import Place
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.prefix import PrefixLayout
 from phyai.runtime.graphs import CapturedLoop
@@ -41,7 +42,8 @@ class CapturedDenoise:
         steps = model.step_modulations(num_steps)
 
         def run(actions: Tensor, state: Tensor | None = None) -> Tensor:
-            return model.integrate(actions, state, steps, cache, layout.total, plan, positions)
+            place = Place(positions, model.expert_rope, cache, layout.total, plan)
+            return model.integrate(actions, state, steps, place)
 
         shapes: list[tuple[int, ...]] = [(batch, config.chunk_size, config.max_action_dim)]
         if model.state_proj is not None:

@@ -73,6 +73,11 @@ class PI05Config:
         """Rows of the expert's input: the chunk, and π0's state token in front of it."""
         return self.chunk_size + (self.family == "pi0")
 
+    @property
+    def longest_prefix(self) -> int:
+        """Rows of a prefix with every camera and a full prompt."""
+        return len(self.cameras) * self.vision.tokens + self.tokenizer_max_length
+
     @classmethod
     def read(cls, directory: Path, shapes: Shapes) -> "PI05Config":
         """Reads ``config.json`` (and the sidecar) and takes all sizes from ``shapes``.

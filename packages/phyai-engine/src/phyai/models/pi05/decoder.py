@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from phyai.dispatch import CallSite
 from phyai.layers import (
     AdaRMSNorm,
     GatedMLP,
@@ -19,23 +20,41 @@ from phyai.layers import (
 from phyai.models.pi05.sizes import DecoderSizes
 from phyai.models.pi05.tail import KeyValueLayer
 from phyai.runtime.paged import PagedKVCache, PagedPlan
+from phyai.runtime.segments import SegmentPlan
 
 
 @dataclass(frozen=True)
-class Projected:
-    """Rotated queries and keys, values, and what the residual needs later.
+class Place:
+    """Where packed rows stand: their positions, and the cache they write and read.
 
     Attributes:
-        query: [T, heads, head_dim].
-        key: [T, kv_heads, head_dim].
-        value: [T, kv_heads, head_dim].
-        gate: [1 or T, width] of an adaptive norm, else None.
+        positions: integer [T].
+        rope: rotation of queries and keys.
+        cache: keys and values of all layers.
+        first_slot: slot of the first row's key; the others follow.
+        plan: which slots each row sees.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    gate: Tensor | None
+    positions: Tensor
+    rope: RotaryEmbedding
+    cache: PagedKVCache
+    first_slot: int
+    plan: PagedPlan | SegmentPlan
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual between two sublayers; adding to it is left to the norm that reads it.
+
+    Attributes:
+        residual: [T, width].
+        update: [T, width], what the last sublayer adds; None if nothing is left to add.
+        gate: [1 or T, width] that multiplies the update; None is one.
+    """
+
+    residual: Tensor
+    update: Tensor | None = None
+    gate: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class LayerModulation:
 
 
 class DecoderLayer(nn.Module):
-    """Norm, attention, norm, gated MLP; split so that attention can be shared with another body.
+    """Norm, attention, norm, gated MLP; attention may see another body's keys.
 
     Args:
         sizes: of the body.
@@ -78,7 +97,7 @@ class DecoderLayer(nn.Module):
         kv_width = sizes.kv_heads * sizes.head_dim
         self.input_layernorm, self.post_attention_layernorm = (
             _norm(sizes.width, f"{prefix}.{name}", adaptive, params_dtype, device, adds=adds)
-            for name, adds in (("input_layernorm", False), ("post_attention_layernorm", True))
+            for name, adds in (("input_layernorm", index > 0), ("post_attention_layernorm", True))
         )
         self.qkv_proj = Linear(
             sizes.width,
@@ -121,53 +140,46 @@ class DecoderLayer(nn.Module):
             self.input_layernorm.modulation(cond), self.post_attention_layernorm.modulation(cond)
         )
 
-    def project(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        rope: RotaryEmbedding,
-        modulation: LayerModulation | None = None,
-    ) -> Projected:
-        """Normalises ``x`` [T, width], projects it and rotates queries and keys."""
-        sizes = self.sizes
-        normed, gate = _apply(self.input_layernorm, x, modulation and modulation.attention)
-        heads = self.qkv_proj(normed).view(x.shape[0], -1, sizes.head_dim)
-        query, key, value = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
-        query, key = rope(positions, query, key)
-        return Projected(query, key, value, gate)
-
-    def finish(
-        self,
-        x: Tensor,
-        attended: Tensor,
-        gate: Tensor | None,
-        modulation: LayerModulation | None = None,
-    ) -> Tensor:
-        """Adds the attention output [T, heads, head_dim] and the MLP to ``x`` [T, width]."""
-        update, norm = self.o_proj(attended.flatten(1)), self.post_attention_layernorm
-        if isinstance(norm, RMSNorm):
-            normed, x = norm.add(update, x)
-            return x + self.mlp(normed)
-        assert gate is not None, "adaptive norms have a gate"
-        assert modulation is not None, "adaptive norms need a modulation"
-        normed, x, gate = norm.add(update, x, gate, modulation.mlp)
-        return x + self.mlp(normed) * gate
-
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        rope: RotaryEmbedding,
-        cache: PagedKVCache,
-        first_slot: int,
-        plan: PagedPlan,
-        modulation: LayerModulation | None = None,
-    ) -> Tensor:
-        """Runs the layer on packed rows, storing their keys from ``first_slot`` on."""
-        projected = self.project(x, positions, rope, modulation)
-        cache.write(self.attention.layer, first_slot, projected.key, projected.value)
-        attended = self.attention(projected.query, cache, plan)
-        return self.finish(x, attended, projected.gate, modulation)
+        self, stream: Stream, place: Place, modulation: LayerModulation | None = None
+    ) -> Stream:
+        """Runs the layer on packed rows and stores their keys and values."""
+        sizes = self.sizes
+        first, second = (
+            (None, None) if modulation is None else (modulation.attention, modulation.mlp)
+        )
+        normed, stream = normalise(self.input_layernorm, stream, first)
+        heads = self.qkv_proj(normed).view(normed.shape[0], -1, sizes.head_dim)
+        query, key, value = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
+        query, key = place.rope(place.positions, query, key)
+        place.cache.write(self.attention.layer, place.first_slot, key, value)
+        attended = self.attention(query, place.cache, place.plan)
+        stream = Stream(stream.residual, self.o_proj(attended.flatten(1)), stream.gate)
+        normed, stream = normalise(self.post_attention_layernorm, stream, second)
+        return Stream(stream.residual, self.mlp(normed), stream.gate)
+
+
+def normalise(
+    norm: RMSNorm | AdaRMSNorm, stream: Stream, modulation: Tensor | None
+) -> tuple[Tensor, Stream]:
+    """Adds what the stream has pending and normalises the sum.
+
+    Returns:
+        The norm's output, and the stream with nothing pending and the gate of the next update.
+    """
+    x, update = stream.residual, stream.update
+    if isinstance(norm, RMSNorm):
+        if update is None:
+            return norm(x), Stream(x)
+        normed, x = norm.add(update, x)
+        return normed, Stream(x)
+    assert modulation is not None, "adaptive norms need a modulation"
+    if update is None:
+        normed, gate = norm(x, modulation)
+    else:
+        assert stream.gate is not None, "adaptive norms have a gate"
+        normed, x, gate = norm.add(update, x, stream.gate, modulation)
+    return normed, Stream(x, None, gate)
 
 
 def _norm(
@@ -182,10 +194,6 @@ def _norm(
     if adaptive:
         return AdaRMSNorm(width, width, prefix=prefix, device=device)
     return RMSNorm(width, prefix=prefix, adds=adds, activation_dtype=dtype, device=device)
-
-
-def _apply(norm: nn.Module, x: Tensor, modulation: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return (norm(x), None) if modulation is None else norm(x, modulation)
 
 
 class Decoder(nn.Module):
@@ -230,6 +238,18 @@ class Decoder(nn.Module):
             for index in range(sizes.layers - keys_only)
         )
         self.layers = cast("Sequence[DecoderLayer]", blocks)
+        self._site = CallSite(
+            "decoder_layers",
+            role=role,
+            dims={
+                "hidden": sizes.width,
+                "mlp": sizes.mlp,
+                "heads": sizes.heads,
+                "kv_heads": sizes.kv_heads,
+                "head_dim": sizes.head_dim,
+            },
+            attrs={"adaptive": adaptive},
+        )
         self.tail: KeyValueLayer | None = None
         self.norm: RMSNorm | AdaRMSNorm | None = None
         if keys_only:
@@ -237,12 +257,70 @@ class Decoder(nn.Module):
                 sizes, body=prefix, role=role, params_dtype=params_dtype, device=device
             )
         else:
-            self.norm = _norm(sizes.width, f"{prefix}.norm", adaptive, params_dtype, device)
+            self.norm = _norm(
+                sizes.width, f"{prefix}.norm", adaptive, params_dtype, device, adds=True
+            )
 
-    def final_norm(self, x: Tensor, modulation: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        place: Place,
+        modulations: Sequence[LayerModulation | None] = (),
+        final: Tensor | None = None,
+        constants: dict[str, Any] | None = None,
+    ) -> Stream:
+        """Runs every layer on packed rows ``x`` [T, width]; the final norm is left to do.
+
+        Args:
+            x: [T, width].
+            place: positions, cache and visible slots.
+            modulations: of each layer, where norms are adaptive.
+            final: modulation of the final norm; a fused row may need it before.
+            constants: where a row keeps what depends on weights and modulations only.
+        """
+        selection = self._site.select(
+            device=x.device,
+            dtype={"input": x.dtype},
+            quant=self._common_format(),
+            dims={"tokens": x.shape[0]},
+            attrs={
+                "segments": isinstance(place.plan, SegmentPlan),
+                "shared_modulation": all(
+                    one is not None and one.attention.shape[0] == 1 for one in modulations
+                ),
+            },
+        )
+        return selection.execute(
+            self, x, place, modulations, final, {} if constants is None else constants
+        )
+
+    def run_layers(
+        self, x: Tensor, place: Place, modulations: Sequence[LayerModulation | None]
+    ) -> Stream:
+        """Runs the layers one after the other."""
+        stream = Stream(x)
+        for index, layer in enumerate(self.layers):
+            stream = layer(stream, place, modulations[index] if modulations else None)
+        return stream
+
+    def _common_format(self) -> Any:
+        """Returns the signature that all matrix products share, None if they differ."""
+        found = {
+            linear.spec.physical_signature
+            for layer in self.layers
+            for linear in (
+                layer.qkv_proj,
+                layer.o_proj,
+                layer.mlp.gate_up_proj,
+                layer.mlp.down_proj,
+            )
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def final_norm(self, stream: Stream, modulation: Tensor | None = None) -> Tensor:
         """Applies the last norm; an adaptive one's gate has no residual and is dropped."""
         assert self.norm is not None, "a body without its last layer's output has no final norm"
-        return _apply(self.norm, x, modulation)[0]
+        return normalise(self.norm, stream, modulation)[0]
 
     def modulations(self, cond: Tensor) -> tuple[list[LayerModulation | None], Tensor | None]:
         """Returns the modulation of every layer and of the final norm for ``cond``."""

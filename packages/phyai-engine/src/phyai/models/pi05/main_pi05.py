@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from phyai.dispatch import CallSite
 from phyai.engine import ActionChunk
+from phyai.engine_config import RuntimeConfig
 from phyai.layers import Linear
 from phyai.models.pi05.loading import load_pi05
+from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.processing.inputs import Observation
 from phyai.processing.pipeline import PolicyProcessor
@@ -48,7 +50,14 @@ class PI05Args:
 class PI05Policy:
     """A loaded π0.5 or π0 policy."""
 
-    def __init__(self, args: PI05Args, *, device: torch.device, params_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        args: PI05Args,
+        *,
+        device: torch.device,
+        params_dtype: torch.dtype,
+        runtime: RuntimeConfig | None = None,
+    ) -> None:
         self.args = args
         self.device = device
         with use_quant_plan(resolve_quant_plan(args.checkpoint_dir)):
@@ -57,6 +66,12 @@ class PI05Policy:
                 device=device,
                 params_dtype=params_dtype,
                 savings=args.savings,
+            )
+        runtime = RuntimeConfig() if runtime is None else runtime
+        self.runtime: PI05Runtime | None = None
+        if device.type == "cuda" and runtime.cuda_graphs and args.savings == Savings.all():
+            self.runtime = PI05Runtime(
+                self.model, lanes=runtime.lanes, reuse=runtime.reuse_unchanged
             )
         self.processor = PolicyProcessor.from_checkpoint(
             args.checkpoint_dir,
@@ -80,9 +95,8 @@ class PI05Policy:
         inputs = self.processor.preprocess(observations)
         prepared = time.perf_counter()
         steps = self.args.num_steps if num_steps is None else num_steps
-        normalized = self.model.sample_actions(
-            inputs, noise=noise, seed=seed, num_steps=steps
-        ).cpu()
+        sampler = self.model if self.runtime is None else self.runtime
+        normalized = sampler.sample_actions(inputs, noise=noise, seed=seed, num_steps=steps).cpu()
         sampled = time.perf_counter()
         actions = self.processor.postprocess(normalized, observations)
         done = time.perf_counter()
@@ -134,6 +148,7 @@ class PI05Policy:
             "weight_bytes": self.weight_bytes(),
             "linear_formats": dict(formats),
             "savings": asdict(self.model.savings),
+            "cuda_graphs": self.runtime is not None,
             "sizes": {
                 "vision": asdict(config.vision),
                 "language": asdict(config.language),

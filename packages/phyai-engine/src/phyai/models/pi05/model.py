@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from phyai.layers import Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
-from phyai.models.pi05.decoder import Decoder
+from phyai.models.pi05.decoder import Decoder, Place
+from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.heads import ActionTime, TimeCondition, head, time_embedding
 from phyai.models.pi05.modulation import StepModulation
 from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix
@@ -16,6 +17,7 @@ from phyai.models.pi05.savings import Savings
 from phyai.models.pi05.vision import VisionTower
 from phyai.processing.inputs import ModelInputs
 from phyai.runtime.paged import PagedKVCache, PagedPlan
+from phyai.runtime.segments import SegmentPlan
 
 
 class PI05Model(nn.Module):
@@ -92,12 +94,11 @@ class PI05Model(nn.Module):
 
     def _rope(self, heads: int) -> RotaryEmbedding:
         config = self.config
-        longest = len(config.cameras) * config.vision.tokens + config.tokenizer_max_length
         return RotaryEmbedding(
             config.language.head_dim,
             heads,
             config.language.kv_heads,
-            max_positions=longest + config.suffix_len,
+            max_positions=config.longest_prefix + config.suffix_len,
             device=self.device,
         )
 
@@ -114,6 +115,14 @@ class PI05Model(nn.Module):
         vectors = self.embed_prompt(inputs.tokens.cpu()[rows].to(self.device))
         return pack_rows(layout, features, vectors.split(rows.sum(1).tolist()))
 
+    def check_prompt(self, inputs: ModelInputs) -> None:
+        """Refuses a prompt with more slots than the model has positions for."""
+        most = self.config.tokenizer_max_length
+        if inputs.tokens.shape[1] > most:
+            raise ValueError(
+                f"the prompt has {inputs.tokens.shape[1]} slots, the checkpoint allows {most}"
+            )
+
     def encode_prefix(self, inputs: ModelInputs) -> tuple[PagedKVCache, PrefixLayout]:
         """Runs the vision tower and the language model; keeps their keys and values.
 
@@ -125,11 +134,7 @@ class PI05Model(nn.Module):
             ValueError: if a prompt has more slots than the model has positions for.
         """
         config = self.config
-        if inputs.tokens.shape[1] > config.tokenizer_max_length:
-            raise ValueError(
-                f"the prompt has {inputs.tokens.shape[1]} slots, "
-                f"the checkpoint allows {config.tokenizer_max_length}"
-            )
+        self.check_prompt(inputs)
         layout = plan_prefix(
             inputs,
             config.vision.tokens,
@@ -147,13 +152,18 @@ class PI05Model(nn.Module):
         plan = PagedPlan.from_slots(layout.lengths, layout.visible, self.device)
         positions = layout.positions.to(self.device)
         x = self.embed_prefix(inputs, layout)
-        for layer in self.language.layers:
-            x = layer(x, positions, self.prefix_rope, cache, 0, plan)
-        if self.language.tail is None:
-            self.language.final_norm(x)
-        else:
-            self.language.tail(x, positions, self.key_rope, cache, 0)
+        self.fill_cache(x, positions, cache, plan)
         return cache, layout
+
+    def fill_cache(
+        self, x: Tensor, positions: Tensor, cache: PagedKVCache, plan: PagedPlan | SegmentPlan
+    ) -> None:
+        """Runs the language model on prefix rows ``x`` [T, width] and keeps keys and values."""
+        stream = self.language(x, Place(positions, self.prefix_rope, cache, 0, plan))
+        if self.language.tail is None:
+            self.language.final_norm(stream)
+        else:
+            self.language.tail(stream.residual, stream.update, positions, self.key_rope, cache, 0)
 
     def suffix_plan(self, layout: PrefixLayout) -> tuple[PagedPlan, Tensor]:
         """Returns the expert's attention plan and positions, both constant over the steps.
@@ -199,20 +209,12 @@ class PI05Model(nn.Module):
         return tokens.flatten(0, 1).to(self.params_dtype)
 
     def velocity(
-        self,
-        actions: Tensor,
-        state: Tensor | None,
-        step: StepModulation,
-        cache: PagedKVCache,
-        first_slot: int,
-        plan: PagedPlan,
-        positions: Tensor,
+        self, actions: Tensor, state: Tensor | None, step: StepModulation, place: Place
     ) -> Tensor:
         """Returns the flow's velocity [B, chunk, A] in fp32 at the noisy ``actions``."""
         x = self.suffix_tokens(actions, state, step)
-        for layer, modulation in zip(self.expert.layers, step.layers, strict=True):
-            x = layer(x, positions, self.expert_rope, cache, first_slot, plan, modulation)
-        x = self.expert.final_norm(x, step.final).view(actions.shape[0], -1, x.shape[1])
+        stream = self.expert(x, place, step.layers, step.final, step.constants)
+        x = self.expert.final_norm(stream, step.final).view(actions.shape[0], -1, x.shape[1])
         return self.action_out_proj(x[:, -self.config.chunk_size :].float())
 
     def step_modulations(self, num_steps: int | None = None) -> list[StepModulation]:
@@ -243,14 +245,15 @@ class PI05Model(nn.Module):
         actions: Tensor,
         state: Tensor | None,
         steps: Sequence[StepModulation],
-        cache: PagedKVCache,
-        first_slot: int,
-        plan: PagedPlan,
-        positions: Tensor,
+        place: Place,
+        guidance: Guidance | None = None,
     ) -> Tensor:
         """Follows the flow from ``actions`` [B, chunk, A] through all ``steps``."""
-        for step in steps:
-            velocity = self.velocity(actions, state, step, cache, first_slot, plan, positions)
+        for index, step in enumerate(steps):
+            velocity = self.velocity(actions, state, step, place)
+            if guidance is not None:
+                time = 1.0 - index / len(steps)
+                velocity = guidance.correct(velocity, actions, time)
             actions = actions - velocity / len(steps)
         return actions
 
@@ -262,6 +265,7 @@ class PI05Model(nn.Module):
         noise: Tensor | None = None,
         seed: int | None = None,
         num_steps: int | None = None,
+        guidance: Guidance | None = None,
     ) -> Tensor:
         """Integrates the flow from noise at t = 1 to actions at t = 0 with Euler steps.
 
@@ -270,6 +274,7 @@ class PI05Model(nn.Module):
             noise: starting point [B, chunk, max_action_dim]; drawn if None.
             seed: of the drawn noise; None draws from fresh entropy.
             num_steps: Euler steps; the checkpoint's number if None.
+            guidance: actions of the chunk before that the new one shall continue.
 
         Returns:
             Normalised actions [B, chunk, max_action_dim] in fp32.
@@ -278,13 +283,20 @@ class PI05Model(nn.Module):
             ValueError: for a wrong noise shape, both noise and seed, or fewer than one step.
         """
         steps = self.step_modulations(num_steps)
-        actions = self._noise(inputs.tokens.shape[0], noise, seed)
+        actions = self.starting_point(inputs.tokens.shape[0], noise, seed).to(self.device)
         state = None if inputs.state is None else inputs.state.to(self.device)
         cache, layout = self.encode_prefix(inputs)
         plan, positions = self.suffix_plan(layout)
-        return self.integrate(actions, state, steps, cache, layout.total, plan, positions)
+        place = Place(positions, self.expert_rope, cache, layout.total, plan)
+        guidance = None if guidance is None else guidance.to(self.device)
+        return self.integrate(actions, state, steps, place, guidance)
 
-    def _noise(self, batch: int, noise: Tensor | None, seed: int | None) -> Tensor:
+    def starting_point(self, batch: int, noise: Tensor | None, seed: int | None) -> Tensor:
+        """Returns ``noise``, or draws it on the CPU: fp32 [batch, chunk, max_action_dim].
+
+        Raises:
+            ValueError: for a wrong shape, or both noise and seed.
+        """
         shape = (batch, self.config.chunk_size, self.config.max_action_dim)
         if noise is None:
             generator = torch.Generator()
@@ -297,4 +309,4 @@ class PI05Model(nn.Module):
             raise ValueError("give either noise or a seed, not both")
         elif tuple(noise.shape) != shape:
             raise ValueError(f"noise has shape {tuple(noise.shape)}; this batch needs {shape}")
-        return noise.to(device=self.device, dtype=torch.float32)
+        return noise.float()

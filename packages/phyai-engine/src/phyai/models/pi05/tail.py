@@ -42,6 +42,7 @@ class KeyValueLayer(nn.Module):
         self.input_layernorm = RMSNorm(
             sizes.width,
             prefix=f"{self.prefix}.input_layernorm",
+            adds=True,
             activation_dtype=params_dtype,
             device=device,
         )
@@ -71,16 +72,19 @@ class KeyValueLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
+        update: Tensor | None,
         positions: Tensor,
         rope: RotaryEmbedding,
         cache: PagedKVCache,
         first_slot: int,
     ) -> None:
-        """Stores keys and values of rows ``x`` [T, width] from ``first_slot`` on.
+        """Stores keys and values of rows ``x + update`` [T, width] from ``first_slot`` on.
 
         ``rope`` is one for ``kv_heads`` query heads: there are keys only, in both places.
         """
-        heads = self.kv_proj(self.input_layernorm(x)).view(x.shape[0], -1, self.sizes.head_dim)
+        norm = self.input_layernorm
+        normed = norm(x) if update is None else norm.add(update, x)[0]
+        heads = self.kv_proj(normed).view(x.shape[0], -1, self.sizes.head_dim)
         key, value = heads.split(self.sizes.kv_heads, dim=1)
         cache.write(self.index, first_slot, rope(positions, key, key)[1], value)
 

@@ -82,9 +82,13 @@ class VisionBlock(nn.Module):
         self.heads, self.head_dim = sizes.heads, width // sizes.heads
         self.layer_norm1, self.layer_norm2 = (
             LayerNorm(
-                width, prefix=f"{prefix}.{name}", activation_dtype=params_dtype, device=device
+                width,
+                prefix=f"{prefix}.{name}",
+                adds=adds,
+                activation_dtype=params_dtype,
+                device=device,
             )
-            for name in ("layer_norm1", "layer_norm2")
+            for name, adds in (("layer_norm1", index > 0), ("layer_norm2", True))
         )
         self.qkv_proj = Linear(
             width,
@@ -114,14 +118,26 @@ class VisionBlock(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, tokens, width] to the same shape."""
+    def forward(self, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Maps [B, tokens, width] to the same shape.
+
+        Args:
+            x: the residual.
+            update: what the block before adds to it, None for the first block.
+
+        Returns:
+            The residual and what this block adds to it: the sum belongs to the next norm.
+        """
         batch, tokens, width = x.shape
-        qkv = self.qkv_proj(self.layer_norm1(x))
+        if update is None:
+            normed = self.layer_norm1(x)
+        else:
+            normed, x = self.layer_norm1.add(update, x)
+        qkv = self.qkv_proj(normed)
         query, key, value = qkv.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
         attended = self.attention(query, key, value).reshape(batch, tokens, width)
-        x = x + self.out_proj(attended)
-        return x + self.mlp(self.layer_norm2(x))
+        normed, x = self.layer_norm2.add(self.out_proj(attended), x)
+        return x, self.mlp(normed)
 
 
 class VisionTower(nn.Module):
@@ -145,6 +161,7 @@ class VisionTower(nn.Module):
         self.post_layernorm = LayerNorm(
             sizes.width,
             prefix=f"{keys.VISION}.post_layernorm",
+            adds=True,
             activation_dtype=params_dtype,
             device=device,
         )
@@ -161,6 +178,8 @@ class VisionTower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps images [N, 3, H, W] in [-1, 1] to features [N, tokens, out_width]."""
         x = self.embeddings(images).to(self.params_dtype)
+        update: Tensor | None = None
         for layer in self.layers:
-            x = layer(x)
-        return self.projector(self.post_layernorm(x))
+            x, update = layer(x, update)
+        assert update is not None, "the tower has no block"
+        return self.projector(self.post_layernorm.add(update, x)[0])

@@ -1,0 +1,305 @@
+"""Static buffers and recorded graphs for batches of one size.
+
+A chunk is three graphs: the vision tower by number of views, the language model by number of views
+and bucket of prompt tokens, and the whole Euler loop. Lengths, positions and visible slots lie on
+the device, so requests of any composition replay the same graphs.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.models.pi05.decoder import Place
+from phyai.models.pi05.guidance import Guidance
+from phyai.models.pi05.model import PI05Model
+from phyai.models.pi05.prefix import PrefixLayout, plan_prefix
+from phyai.processing.inputs import ModelInputs
+from phyai.runtime import graphs
+from phyai.runtime.paged import PagedKVCache
+from phyai.runtime.segments import FIELDS, SegmentPlan, segment_row
+
+PROMPT_BUCKETS = (0, 16, 32, 48, 64, 96, 128, 160, 200)
+
+
+def prompt_bucket(tokens: int, batch: int, most: int) -> int:
+    """Returns how many prompt rows a graph for ``tokens`` of a batch computes.
+
+    Buckets grow with the batch and end at ``most`` tokens a request.
+    """
+    sizes = sorted({min(size, most) * batch for size in (*PROMPT_BUCKETS, most)})
+    return next(size for size in sizes if size >= tokens)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the host decided about one batch.
+
+    Attributes:
+        views: images to compute.
+        tokens: prompt rows to compute, padding included.
+        numbers: int32, everything that the graphs read as indices.
+        images: fp32 [views, 3, H, W].
+    """
+
+    views: int
+    tokens: int
+    numbers: Tensor
+    images: Tensor
+
+
+class Lane:
+    """One batch at a time through buffers of its own, on the current stream.
+
+    Args:
+        model: on the device, with cameras dropped and prompts packed.
+        batch: requests of a batch.
+        pool: graph memory of this lane.
+        reuse: compare images and prompts with the last batch's, and compute only views that
+            changed, and no prefix where nothing changed.
+    """
+
+    def __init__(self, model: PI05Model, batch: int, *, pool: Any, reuse: bool) -> None:
+        config, device = model.config, model.device
+        self.model, self.batch, self.reuse = model, batch, reuse
+        self._pool = pool
+        self._rows = batch * config.longest_prefix
+        self._groups = batch * (1 + (config.family == "pi0"))
+        self.cache = PagedKVCache.allocate(
+            layers=config.language.layers,
+            slots=self._rows + batch * config.suffix_len,
+            kv_heads=config.language.kv_heads,
+            head_dim=config.language.head_dim,
+            dtype=model.params_dtype,
+            device=device,
+        )
+        views = batch * len(config.cameras)
+        count = batch * config.suffix_len + FIELDS * (self._groups + batch)
+        count += views + batch * config.tokenizer_max_length + 2 * self._rows
+        height, width = config.image_resolution
+        pinned = device.type == "cuda"
+        self._numbers = torch.zeros(count, dtype=torch.int32, device=device)
+        self._images = torch.zeros(views, 3, height, width, device=device)
+        self._host_numbers = torch.zeros(count, dtype=torch.int32, pin_memory=pinned)
+        self._host_images = torch.zeros(self._images.shape, pin_memory=pinned)
+        self._features = torch.zeros(
+            views * config.vision.tokens,
+            config.language.width,
+            dtype=model.params_dtype,
+            device=device,
+        )
+        chunk = (batch, config.chunk_size, config.max_action_dim)
+        self._noise, self._previous = (torch.zeros(chunk, device=device) for _ in range(2))
+        self._weights = torch.zeros(batch, config.chunk_size, 1, device=device)
+        self._state = torch.zeros(batch, config.max_state_dim, device=device)
+        self._copied = torch.cuda.Event() if pinned else None
+        self._last: Staged | None = None
+        self.vision_graphs: dict[int, graphs.CapturedCall] = {}
+        self.prefix_graphs: dict[tuple[int, int], graphs.CapturedCall] = {}
+        self.loop_graphs: dict[tuple[int, float | None], graphs.CapturedCall] = {}
+
+    def _fixed(self) -> list[Tensor]:
+        """Splits the numbers into suffix positions, suffix table, prefix table, and the rest."""
+        sizes = [
+            self.batch * self.model.config.suffix_len,
+            FIELDS * self._groups,
+            FIELDS * self.batch,
+        ]
+        sizes.append(self._numbers.numel() - sum(sizes))
+        return list(self._numbers.split(sizes))
+
+    def stage(self, inputs: ModelInputs) -> Staged:
+        """Decides layout and bucket, and gathers what the device needs.
+
+        Raises:
+            ValueError: for a prompt that is too long, or a request without any token.
+        """
+        model, config = self.model, self.model.config
+        model.check_prompt(inputs)
+        layout = plan_prefix(inputs, config.vision.tokens, drop_absent=True, pack_prompt=True)
+        rows = layout.prompt_rows
+        used = int(rows.sum())
+        tokens = prompt_bucket(used, self.batch, config.tokenizer_max_length)
+        views = len(layout.views)
+        total = views * config.vision.tokens + tokens
+        prompt = torch.zeros(tokens, dtype=torch.int64)
+        prompt[:used] = inputs.tokens.cpu()[rows]
+        order, positions = torch.zeros(2, total, dtype=torch.int64).unbind()
+        order[: layout.total] = self._order(layout)
+        positions[: layout.total] = layout.positions
+        numbers = torch.cat(
+            [
+                *self._suffix_numbers(layout),
+                self._prefix_table(layout, total - layout.total),
+                torch.arange(views),
+                prompt,
+                order,
+                positions,
+            ]
+        )
+        images = inputs.images
+        chosen = [images[request, camera] for request, camera in layout.views]
+        pixels = torch.stack(chosen) if chosen else images.new_zeros(0, *images.shape[2:])
+        return Staged(views, tokens, numbers.int(), pixels.float().cpu())
+
+    def _order(self, layout: PrefixLayout) -> Tensor:
+        """Returns, for each packed row, its number among all features and then all prompt rows."""
+        per_view = self.model.config.vision.tokens
+        counts = layout.prompt_rows.sum(1).tolist()
+        starts = [len(layout.views) * per_view, *counts]
+        parts: list[Tensor] = []
+        for request, (start, stop) in enumerate(pairwise(accumulate(starts))):
+            for index, (owner, _) in enumerate(layout.views):
+                if owner == request:
+                    parts.append(torch.arange(index * per_view, (index + 1) * per_view))
+            parts.append(torch.arange(start, stop))
+        return torch.cat(parts)
+
+    def _prefix_table(self, layout: PrefixLayout, padding: int) -> Tensor:
+        """Returns which rows see which slots; padding sees what the last request sees."""
+        starts = [0, *accumulate(layout.lengths)]
+        table = [
+            segment_row((start, length), (start, length))
+            for start, length in zip(starts, layout.lengths, strict=False)
+        ]
+        table[-1][1] += padding
+        return torch.tensor(table).flatten()
+
+    def _suffix_numbers(self, layout: PrefixLayout) -> tuple[Tensor, Tensor]:
+        """Returns positions and table of the action tokens; see `PI05Model.suffix_plan`."""
+        config, length = self.model.config, self.model.config.suffix_len
+        starts = [0, *accumulate(layout.lengths)]
+        table: list[list[int]] = []
+        for request, count in enumerate(layout.lengths):
+            prefix, first = (starts[request], count), request * length
+            own = self._rows + first
+            if config.family == "pi0":
+                table.append(segment_row((first, 1), prefix, (own, 1)))
+                first += 1
+            table.append(segment_row((first, config.chunk_size), prefix, (own, length)))
+        positions = [torch.arange(length) + count for count in layout.lengths]
+        return torch.cat(positions), torch.tensor(table).flatten()
+
+    def encode(self, staged: Staged) -> None:
+        """Copies a batch to the device and runs vision tower and language model."""
+        changed = self._changed(staged)
+        if changed is None:
+            return
+        if self._copied is not None:
+            self._copied.synchronize()
+        count = staged.numbers.numel()
+        self._host_numbers[:count] = staged.numbers
+        fixed = self.batch * self.model.config.suffix_len + FIELDS * (self._groups + self.batch)
+        if len(changed) < staged.views:
+            self._host_numbers[fixed : fixed + len(changed)] = torch.tensor(changed).int()
+        self._numbers[:count].copy_(self._host_numbers[:count], non_blocking=True)
+        if changed:
+            self._host_images[: len(changed)] = staged.images[changed]
+            self._images[: len(changed)].copy_(self._host_images[: len(changed)], non_blocking=True)
+            self._vision_graph(len(changed))()
+        self._prefix_graph(staged.views, staged.tokens)()
+        if self._copied is not None:
+            self._copied.record()
+        self._last = staged if self.reuse else None
+
+    def _changed(self, staged: Staged) -> list[int] | None:
+        """Returns the views to compute, or None where the cache holds this very prefix."""
+        everything = [*range(staged.views)]
+        last = self._last
+        if last is None or last.views != staged.views:
+            return everything
+        views = [
+            view for view in everything if not torch.equal(last.images[view], staged.images[view])
+        ]
+        same = not views and torch.equal(last.numbers, staged.numbers)
+        return None if same else views
+
+    def denoise(
+        self, noise: Tensor, state: Tensor | None, num_steps: int, guidance: Guidance | None
+    ) -> Tensor:
+        """Integrates ``noise`` behind the encoded prefix; the result is overwritten later."""
+        self._noise.copy_(noise, non_blocking=True)
+        if self.model.state_proj is not None:
+            if state is None:
+                raise ValueError("π0 needs the robot's state; the inputs have none")
+            self._state.copy_(state, non_blocking=True)
+        if guidance is not None:
+            self._previous.copy_(guidance.previous, non_blocking=True)
+            self._weights.copy_(guidance.weights, non_blocking=True)
+        return self._loop_graph(num_steps, None if guidance is None else guidance.most)()
+
+    def record(self, views: list[int], tokens: list[int], steps: list[int]) -> None:
+        """Records the graphs of all combinations that do not exist yet."""
+        for count in views:
+            self._vision_graph(count)
+            for bucket in tokens:
+                self._prefix_graph(count, bucket)
+        for number in steps:
+            self._loop_graph(number, None)
+
+    def recorded(self) -> int:
+        """Returns the number of recorded graphs."""
+        return len(self.vision_graphs) + len(self.prefix_graphs) + len(self.loop_graphs)
+
+    def _vision_graph(self, views: int) -> graphs.CapturedCall:
+        if views not in self.vision_graphs:
+            images, places = self._images[:views], self._fixed()[3][:views]
+            per_view = self.model.config.vision.tokens
+            features = self._features.view(-1, per_view, self._features.shape[1])
+
+            def run() -> Tensor:
+                return features.index_put_((places,), self.model.vision(images))
+
+            self.vision_graphs[views] = self._captured(run)
+        return self.vision_graphs[views]
+
+    def _prefix_graph(self, views: int, tokens: int) -> graphs.CapturedCall:
+        key = (views, tokens)
+        if key not in self.prefix_graphs:
+            model, config = self.model, self.model.config
+            images = views * config.vision.tokens
+            rows = images + tokens
+            _, _, table, rest = self._fixed()
+            _, prompt, order, positions, _ = rest.split(
+                [views, tokens, rows, rows, rest.numel() - views - tokens - 2 * rows]
+            )
+            room = min(rows, config.longest_prefix + 40 * self.batch)
+            plan = SegmentPlan(table.view(-1, FIELDS), room, config.longest_prefix)
+
+            def run() -> Tensor:
+                x = self._features[:images]
+                if tokens:
+                    x = torch.cat([x, model.embed_prompt(prompt)])
+                if self.batch > 1:
+                    x = x.index_select(0, order)
+                model.fill_cache(x, positions, self.cache, plan)
+                return x
+
+            self.prefix_graphs[key] = self._captured(run)
+        return self.prefix_graphs[key]
+
+    def _loop_graph(self, num_steps: int, most: float | None) -> graphs.CapturedCall:
+        key = (num_steps, most)
+        if key not in self.loop_graphs:
+            model, config = self.model, self.model.config
+            steps = model.step_modulations(num_steps)
+            positions, table = self._fixed()[:2]
+            plan = SegmentPlan(
+                table.view(-1, FIELDS),
+                config.chunk_size,
+                config.longest_prefix + config.suffix_len,
+            )
+            place = Place(positions, model.expert_rope, self.cache, self._rows, plan)
+            state = None if model.state_proj is None else self._state
+            guidance = None if most is None else Guidance(self._previous, self._weights, most)
+
+            def run() -> Tensor:
+                return model.integrate(self._noise, state, steps, place, guidance)
+
+            self.loop_graphs[key] = self._captured(run)
+        return self.loop_graphs[key]
+
+    def _captured(self, run: Any) -> graphs.CapturedCall:
+        return graphs.CapturedCall(run, self.model.device, self._pool)
