@@ -1,0 +1,123 @@
+"""What the two attention benchmarks share: timing of providers in turns and the command line."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _attention_phases import phase_times
+from _attention_tables import targets_table
+from _attention_targets import evaluate
+from _graph_timing import Variant, time_variants
+from _harness import device, environment, kernel_names
+from _report import RESULTS, say, write_json
+from torch import Tensor
+
+SCHEMA = 1
+SETS = 2
+
+
+def time_rows(
+    rows: Sequence[dict], runs: Mapping[str, Sequence[Callable[[], Tensor]]], operations: int
+) -> None:
+    """Time providers in turns and add the times to their rows.
+
+    Args:
+        rows: One for each provider, with ``provider``; those without an entry of ``runs`` stay.
+        runs: By provider, a call for every set of operands.
+        operations: Operations of a dense call, for ``tops``.
+    """
+    variants = {
+        name: Variant(lambda index, calls=calls: calls[index](), len(calls))
+        for name, calls in runs.items()
+    }
+    times = time_variants(variants)
+    baseline = times.get("cudnn", {}).get("ms")
+    for row in rows:
+        found = times.get(row["provider"])
+        if found is None:
+            continue
+        row.update(found)
+        if "error" in found:
+            continue
+        row["tops"] = operations / found["ms"] / 1e9
+        row["times_cudnn"] = baseline / found["ms"] if baseline else None
+        call = runs[row["provider"]][0]
+        row["phases"] = phase_times(call)
+        row["kernels"] = kernel_names(lambda _index, call=call: call(), device())
+
+
+def parser_of(documentation: str, providers: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the command line of a benchmark."""
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
+    parser.add_argument("--providers", nargs="+", choices=providers, default=list(providers))
+    parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
+    parser.add_argument("--budget", type=float, default=60, help="seconds (default 60)")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--commit", help="commit to record where there is no git history")
+    return parser
+
+
+def chosen[C](options: argparse.Namespace, full: Sequence[C], quick: Sequence[C]) -> list[C]:
+    """Return the cases of a run: the small ones on the CPU."""
+    small = options.quick or device().type != "cuda"
+    texts = options.cases
+    return [
+        case
+        for case in (quick if small else full)
+        if not texts or any(text in getattr(case, "name", "") for text in texts)
+    ]
+
+
+def run_cases[C](
+    cases: Sequence[C], measure: Callable[[C], list[dict]], show: Callable[[list[dict]], str],
+    *, budget: float,
+) -> tuple[list[dict], list[str]]:  # fmt: skip
+    """Measure cases until the budget in seconds is over; rows, and cases not started."""
+    start, rows, late = time.perf_counter(), [], []
+    for case in cases:
+        name = getattr(case, "name", str(case))
+        began = time.perf_counter()
+        if began - start > budget:
+            late.append(name)
+            continue
+        with torch.no_grad():
+            found = measure(case)
+        if device().type == "cuda":
+            torch.cuda.empty_cache()
+        rows += found
+        say(f"\n{name} ({time.perf_counter() - began:.1f} s)\n{show(found)}")
+    return rows, late
+
+
+def finish(
+    options: argparse.Namespace, name: str, result: dict[str, Any], ours: Sequence[str]
+) -> int:
+    """Add facts and targets, print and store the result; return the exit status.
+
+    Errors of others are shown only; an error of ``ours`` or a case that was not started fails.
+    """
+    quick = options.quick or device().type != "cuda"
+    facts = environment(quick=quick, revision=options.commit)
+    result = {"schema": SCHEMA} | facts | result
+    result["targets"] = evaluate(result["rows"])
+    say("\n" + "\n".join(f"{key}: {value}" for key, value in facts.items()))
+    say(f"\n{targets_table(result['targets'])}")
+    path = options.json
+    if path is None and not quick and not options.cases:
+        path = RESULTS / str(facts["device"]).lower().replace(" ", "-") / f"{name}.json"
+    if path is not None:
+        write_json(path, json.loads(json.dumps(result)))
+    failed = []
+    for row in [*result["rows"], *result.get("quality", [])]:
+        if "error" in row:
+            line = f"{row['case']} {row['provider']}: {row['error']}"
+            say(f"failed: {line}")
+            failed += [line] if row["provider"] in ours else []
+    for case in result["not_started"]:
+        say(f"failed: {case}: not started, the budget was over")
+    return 1 if failed or result["not_started"] else 0

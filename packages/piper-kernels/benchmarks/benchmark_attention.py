@@ -1,0 +1,140 @@
+"""Measure dense attention beside cuDNN, Flash SDPA, FlashInfer FA3 and SageAttention.
+
+    python benchmark_attention.py [--quick] [--providers NAME ...] [--cases TEXT ...]
+        [--budget SECONDS] [--json FILE] [--commit HASH]
+
+Every case starts from bf16 queries, keys and values: preparation is part of a total. Results of
+N(0, 1) operands are compared with FP64 before they are timed; a wrong one is not timed. A GPU run
+of all cases stores ``results/<device>/attention.json``, from which ``attention_page.py`` writes
+``docs/attention-performance.md``. Without a GPU it is a dry run.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from _attention_cases import DENSE, FULL, QUICK, AttentionCase
+from _attention_operands import (
+    KINDS,
+    Operands,
+    attention_quality,
+    captured_operands,
+    checked_rows,
+    exact_rows,
+    random_operands,
+)
+from _attention_providers import PROVIDERS, Provider
+from _attention_run import SETS, chosen, finish, parser_of, run_cases, time_rows
+from _attention_tables import attention_table, quality_table
+from _harness import WrongResultError, device
+from _report import say
+from torch import Tensor
+
+QUALITY_ROWS, QUICK_QUALITY_ROWS = 4096, 130
+QUALITY_HEADS, QUICK_QUALITY_HEADS = 8, 2
+
+
+def check(
+    provider: Provider, operands: Operands, rows: Tensor, exact: Tensor, is_causal: bool
+) -> dict:
+    """Return the quality of some rows of a result.
+
+    Raises:
+        WrongResultError: It is worse than the provider may be on N(0, 1) operands.
+    """
+    actual = provider.build(operands, is_causal)()
+    if actual.shape != operands.query.shape:
+        raise WrongResultError(f"{provider.label}: shape {tuple(actual.shape)}; not timed")
+    found = attention_quality(actual[:, :, rows], exact)
+    sqnr = found["sqnr_db"]
+    if found["nonfinite"] or (sqnr is not None and sqnr < provider.minimum_sqnr):
+        raise WrongResultError(
+            f"{provider.label}: {found['nonfinite']} values not finite, SQNR {sqnr} dB, "
+            f"at least {provider.minimum_sqnr} dB expected; not timed"
+        )
+    return found
+
+
+def measure(case: AttentionCase, names: Sequence[str]) -> list[dict]:
+    """Check and time a case; one row for each provider.
+
+    Returns:
+        Rows with ``case``, ``provider`` and either ``skipped``, ``error``, or ``ms``, ``phases``,
+        ``tops``, ``times_cudnn`` and the quality.
+    """
+    sets = [random_operands(case, seed=seed) for seed in range(SETS)]
+    rows = checked_rows(case.rows)
+    exact = exact_rows(sets[0], rows, is_causal=case.causal)
+    found, runs = [], {}
+    for name in names:
+        provider = PROVIDERS[name]
+        row = {"case": case.name, "provider": name, "rows": case.rows, "causal": case.causal}
+        row["head_dim"] = case.head_dim
+        found.append(row)
+        reason = provider.refusal(sets[0])
+        if reason:
+            row["skipped"] = reason
+            continue
+        try:
+            row |= check(provider, sets[0], rows, exact, case.causal)
+            runs[name] = [provider.build(operands, case.causal) for operands in sets]
+        except Exception as error:  # a provider that fails must not stop the others
+            row["error"] = f"{type(error).__name__}: {error}"[:400]
+    time_rows(found, runs, case.operations)
+    return found
+
+
+def quality_cases(quick: bool) -> list[tuple[str, AttentionCase]]:
+    """Return kinds of operands with their shapes."""
+    rows = QUICK_QUALITY_ROWS if quick else QUALITY_ROWS
+    heads = QUICK_QUALITY_HEADS if quick else QUALITY_HEADS
+    found = []
+    for kind in KINDS[:-1]:
+        for head_dim in (64, 128):
+            causal = (False,) if kind != "normal" else (False, True)
+            found += [(kind, AttentionCase(rows, head_dim, mask, heads, heads)) for mask in causal]
+    return [*found, (KINDS[-1], AttentionCase(90, 64, False, 8, 1, batch=4))]
+
+
+def measure_quality(names: Sequence[str], *, quick: bool) -> list[dict]:
+    """Return the quality of every provider on every kind of operands."""
+    found = []
+    for kind, case in quality_cases(quick):
+        operands = captured_operands() if kind == KINDS[-1] else random_operands(case, kind)
+        every = torch.arange(operands.query.shape[2], device=device())
+        exact = exact_rows(operands, every, is_causal=case.causal)
+        for name in names:
+            provider = PROVIDERS[name]
+            row: dict = {"operands": kind, "case": case.name, "provider": name}
+            found.append(row)
+            reason = provider.refusal(operands)
+            if reason:
+                row["skipped"] = reason
+                continue
+            try:
+                row |= attention_quality(provider.build(operands, case.causal)(), exact)
+            except Exception as error:  # a provider that fails must not stop the others
+                row["error"] = f"{type(error).__name__}: {error}"[:400]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, measure, print and store; return the exit status."""
+    options = parser_of(__doc__ or "", DENSE).parse_args(arguments)
+    quick = options.quick or device().type != "cuda"
+    with torch.no_grad():
+        quality = measure_quality(options.providers, quick=quick)
+    say(quality_table(quality))
+    rows, late = run_cases(
+        chosen(options, FULL, QUICK),
+        lambda case: measure(case, options.providers),
+        attention_table,
+        budget=options.budget,
+    )
+    result = {"rows": rows, "quality": quality, "not_started": late}
+    ours = [name for name, provider in PROVIDERS.items() if provider.ours]
+    return finish(options, "attention", result, ours)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
