@@ -10,7 +10,6 @@ import triton.language as tl
 TILE = tl.constexpr(64)
 # 1.5 * 2**23 leaves no fraction bits, so adding it rounds half to even.
 _ROUND = tl.constexpr(12582912.0)
-_ROUND_BITS = tl.constexpr(0x4B400000)
 
 
 @triton.jit
@@ -36,6 +35,7 @@ def code_bits(scaled):
 
 
 @triton.jit
-def code_sums(bits):
-    """Return the sums over axis 0 of the codes that ``code_bits`` gave."""
-    return tl.sum(bits - _ROUND_BITS, axis=0)
+def byte_sums(words):
+    """Return the sums over axis 0 of the four INT8 codes in every int32 word."""
+    pairs = (words >> 24) + (words << 8 >> 24)
+    return tl.sum(pairs + (words << 16 >> 24) + (words << 24 >> 24), axis=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels._triton.runtime import launch_guard
-from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._preparation._mean_kernels import finish_kernel, partial_kernel
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
 from piper_kernels.attention._quantization import Granularity, RowGroups
@@ -215,7 +215,6 @@ def quantize(
     query_programs = query.shape[0] * query.shape[1] * query_chunks
     key_programs = key.shape[0] * key.shape[1] * key_chunks
     value_programs = value.shape[0] * value.shape[1] * key_chunks
-    wide = accelerator_target(some.device) is None or some.dtype == torch.float32
     with launch_guard(some.device):
         quantize_kernel[(query_programs + key_programs + value_programs,)](
             query, key, value, k.scale if lengths is None else lengths,
@@ -232,8 +231,10 @@ def quantize(
             PERMUTED=permuted,
             SUM_TILES=sum_tiles,
             MASKED=lengths is not None,
-            WIDE=wide,
-            PRECISION=dot_precision(some.device) if wide else "ieee",
+            HAS_QUERIES=query_programs > 0,
+            HAS_KEYS=key_programs > 0,
+            HAS_VALUES=value_programs > 0,
+            WIDE=accelerator_target(some.device) is None,
             STAGES=_STAGES,
         )  # fmt: skip
     return parts

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from piper_kernels.attention._preparation._code_kernels import TILE
-from piper_kernels.attention._preparation._row_kernels import encode_rows
+from piper_kernels.attention._preparation._row_kernels import encode_rows, scales_per_tile
 from piper_kernels.attention._preparation._value_kernels import PER_TILE, encode_values
 
 # Numbers that differ between calls; kernels are not compiled again for them.
@@ -72,7 +72,9 @@ def quantize_kernel(
     SUM_TILES: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_QUERIES: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Prepare a chunk of the tiles of one head of values, keys or queries.
@@ -126,8 +128,10 @@ def quantize_kernel(
         PERMUTED: Whether slots of 32 keys are in the order of 8-bit accumulator fragments.
         SUM_TILES: Tiles of a sum of value codes, 1 or 2; 0 stores none.
         MASKED: Whether tiles have lengths.
-        WIDE: Whether products are FP32 products: of FP32 operands and in the interpreter.
-        PRECISION: ``input_precision`` of FP32 products.
+        WIDE: Whether products are FP32 products, as in the interpreter.
+        HAS_QUERIES: Whether there are programs for queries.
+        HAS_KEYS: Whether there are programs for keys.
+        HAS_VALUES: Whether there are programs for values.
         STAGES: Tiles in flight.
     """
     program = tl.program_id(0)
@@ -141,20 +145,16 @@ def quantize_kernel(
         last_tile = tl.minimum(first_tile + chunk_tiles, key_tiles)
         batch, head = (lead // key_heads).to(tl.int64), (lead % key_heads).to(tl.int64)
         lead = lead.to(tl.int64)
-        at_rows, at_tiles = lead * key_tiles * TILE, lead * key_tiles
-        if is_value:
-            if VALUES == PER_TILE:
-                multiplier = value_multiplier + at_tiles
-            else:
-                multiplier = value_multiplier + at_rows
+        at_tiles = lead * key_tiles
+        if HAS_VALUES and is_value:
+            SCALES: tl.constexpr = 1 if VALUES == PER_TILE else TILE
             SUMMED: tl.constexpr = SUM_TILES if SUM_TILES > 0 else 1
-            sums = (key_tiles + SUMMED - 1) // SUMMED
             encode_values(
                 value + batch * value_batch_stride + head * value_head_stride,
                 value_words + at_tiles * 16 * D,
-                multiplier,
+                value_multiplier + at_tiles * SCALES,
                 value_logs + at_tiles,
-                value_sum + lead * sums * D,
+                value_sum + lead * ((key_tiles + SUMMED - 1) // SUMMED) * D,
                 value_numbers + lead * D,
                 lengths,
                 key_rows,
@@ -168,13 +168,11 @@ def quantize_kernel(
                 SUM_TILES,
                 MASKED,
             )
-        else:
-            BLOCK: tl.constexpr = KEY_GROUPS[0] * KEY_GROUPS[1] * KEY_GROUPS[2]
-            KEY_SCALES: tl.constexpr = TILE // BLOCK if KEY_GROUPS[1] == 1 else TILE
+        if HAS_KEYS and not is_value:
             encode_rows(
                 key + batch * key_batch_stride + head * key_head_stride,
-                key_codes + at_rows * D,
-                key_scale + at_tiles * KEY_SCALES,
+                key_codes + at_tiles * TILE * D,
+                key_scale + at_tiles * scales_per_tile(KEY_GROUPS),
                 rotated_mean + lead * D,
                 key_summary + at_tiles * D,
                 key_aux + at_tiles * D,
@@ -185,17 +183,14 @@ def quantize_kernel(
                 last_tile,
                 1.0,
                 D,
-                KEY_GROUPS[0],
-                KEY_GROUPS[1],
-                KEY_GROUPS[2],
+                KEY_GROUPS,
                 False,
                 MASKED,
                 SUMMARY,
                 WIDE,
-                PRECISION,
                 STAGES,
             )
-    else:
+    elif HAS_QUERIES:
         index = program - value_programs - key_programs
         query_tiles = (query_rows + TILE - 1) // TILE
         lead = index // query_chunks
@@ -204,12 +199,10 @@ def quantize_kernel(
         batch, head = (lead // query_heads).to(tl.int64), (lead % query_heads).to(tl.int64)
         lead = lead.to(tl.int64)
         at_tiles = lead * query_tiles
-        QUERY_BLOCK: tl.constexpr = QUERY_GROUPS[0] * QUERY_GROUPS[1] * QUERY_GROUPS[2]
-        QUERY_SCALES: tl.constexpr = TILE // QUERY_BLOCK if QUERY_GROUPS[1] == 1 else TILE
         encode_rows(
             query + batch * query_batch_stride + head * query_head_stride,
             query_codes + at_tiles * TILE * D,
-            query_scale + at_tiles * QUERY_SCALES,
+            query_scale + at_tiles * scales_per_tile(QUERY_GROUPS),
             rotated_mean,
             query_summary + at_tiles * D,
             query_summary,
@@ -220,13 +213,10 @@ def quantize_kernel(
             last_tile,
             query_factor,
             D,
-            QUERY_GROUPS[0],
-            QUERY_GROUPS[1],
-            QUERY_GROUPS[2],
+            QUERY_GROUPS,
             True,
             MASKED,
             SUMMARY,
             WIDE,
-            PRECISION,
             STAGES,
         )

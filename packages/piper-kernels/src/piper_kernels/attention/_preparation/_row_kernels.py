@@ -31,11 +31,43 @@ def _summarize(part, mask, count, first, second, IS_QUERY: tl.constexpr, SUMMARY
         tl.store(first + features, tl.sum(numbers, axis=0) / count.to(tl.float32))
 
 
+@triton.constexpr_function
+def _hadamard_type(source, wide):
+    """Return the type of the other factor of a rotation."""
+    if wide:
+        return tl.float32
+    return tl.bfloat16 if source == tl.float32 else source
+
+
 @triton.jit
-def _rotated(part, hadamard, WIDE: tl.constexpr, PRECISION: tl.constexpr):
+def _rotated(part, hadamard, WIDE: tl.constexpr):
+    """Return ``part @ hadamard`` with FP32 accuracy: FP32 is the sum of three BF16 numbers."""
     if WIDE:
-        part = part.to(tl.float32)
-    return tl.dot(part, hadamard, input_precision=PRECISION)
+        product = tl.dot(part.to(tl.float32), hadamard, input_precision="ieee")
+    elif part.dtype == tl.float32:
+        high = part.to(tl.bfloat16)
+        rest = part - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        product = tl.dot(low, hadamard)
+        product = tl.dot(middle, hadamard, product)
+        product = tl.dot(high, hadamard, product)
+    else:
+        product = tl.dot(part, hadamard)
+    return product
+
+
+@triton.constexpr_function
+def _group_shape(groups):
+    """Return 64 rows as ``(blocks, repeats, groups, width)``."""
+    repeats, count, width = groups
+    return (64 // (repeats * count * width), repeats, count, width)
+
+
+@triton.constexpr_function
+def scales_per_tile(groups):
+    """Return how many scales 64 rows store; ``groups`` is ``(repeats, groups, width)``."""
+    return _group_shape(groups)[0] if groups[1] == 1 else 64
 
 
 @triton.jit
@@ -71,14 +103,11 @@ def encode_rows(
     last_tile,
     factor,
     D: tl.constexpr,
-    REPEATS: tl.constexpr,
     GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
     IS_QUERY: tl.constexpr,
     MASKED: tl.constexpr,
     SUMMARY: tl.constexpr,
     WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Rotate and quantize tiles of 64 rows of one head; pointers are those of the head.
@@ -97,19 +126,16 @@ def encode_rows(
         last_tile: Tile after its last one.
         factor: Factor of the stored scales.
         D: 64 or 128.
-        REPEATS: See ``_quantization.RowGroups``; ``GROUPS`` and ``WIDTH`` too.
-        GROUPS: Groups of a block.
-        WIDTH: Adjacent rows of a group.
+        GROUPS: ``(repeats, groups, width)``; see ``_quantization.RowGroups``.
         IS_QUERY: Whether rows are queries, which are not centered.
         MASKED: Whether tiles have lengths.
         SUMMARY: 0, ``MINMAX`` or ``MEAN``.
-        WIDE: Whether products are FP32 products.
-        PRECISION: ``input_precision`` of FP32 products.
+        WIDE: Whether products are FP32 products, as in the interpreter.
         STAGES: Tiles in flight.
     """
-    DTYPE: tl.constexpr = tl.float32 if WIDE else source.dtype.element_ty
+    DTYPE: tl.constexpr = _hadamard_type(source.dtype.element_ty, WIDE)
     NORM: tl.constexpr = 0.125 if D == 64 else 0.08838834764831845
-    SHAPE: tl.constexpr = (TILE // (REPEATS * GROUPS * WIDTH), REPEATS, GROUPS, WIDTH)
+    SHAPE: tl.constexpr = _group_shape(GROUPS)
     hadamard_low = signed_hadamard(0, DTYPE)
     features, row = tl.arange(0, 64)[None, :], tl.arange(0, TILE)
     offsets = row.to(tl.int64)[:, None] * row_stride + features
@@ -125,10 +151,10 @@ def encode_rows(
         mask = exists[:, None]
         tile_source = source + tl.cast(first, tl.int64) * row_stride
         raw_low = tl.load(tile_source + offsets, mask=mask, other=0.0)
-        low = _rotated(raw_low, hadamard_low, WIDE, PRECISION)
+        low = _rotated(raw_low, hadamard_low, WIDE)
         if D == 128:
             raw_high = tl.load(tile_source + 64 + offsets, mask=mask, other=0.0)
-            other = _rotated(raw_high, hadamard_high, WIDE, PRECISION)
+            other = _rotated(raw_high, hadamard_high, WIDE)
             high = low - other
             low = low + other
         if SUMMARY > 0:

@@ -10,7 +10,7 @@ import triton.language as tl
 from piper_kernels.attention._preparation._code_kernels import (
     TILE,
     code_bits,
-    code_sums,
+    byte_sums,
     int8_scale,
 )
 
@@ -104,11 +104,12 @@ def encode_values(
                 bits = code_bits(value * (1.0 / scale)[:, None])
             if SUM_TILES > 0:
                 tl.store(logs + tile, tl.log2(tl.max(scale, axis=0)))
-                total = tl.where(tile % SUM_TILES == 0, 0, total) + code_sums(bits)
-                if (tile % SUM_TILES == SUM_TILES - 1) | (tile + 1 == tiles):
-                    index = tl.cast(tile // SUM_TILES, tl.int64)
-                    tl.store(sums + index * D + features, total * 128)
         shifted = (bits & 255) << (8 * byte)[:, None]
-        packed = tl.trans(tl.sum(tl.reshape(shifted, (4, 16, D)), axis=0))
+        packed = tl.sum(tl.reshape(shifted, (4, 16, D)), axis=0)
+        if SUM_TILES > 0:
+            total = tl.where(tile % SUM_TILES == 0, 0, total) + byte_sums(packed)
+            if (tile % SUM_TILES == SUM_TILES - 1) | (tile + 1 == tiles):
+                index = tl.cast(tile // SUM_TILES, tl.int64)
+                tl.store(sums + index * D + features, total * 128)
         target = words + features.to(tl.int64)[:, None] * (tiles * 16)
-        tl.store(target + tile * 16 + tl.arange(0, 16)[None, :], packed)
+        tl.store(target + tile * 16 + tl.arange(0, 16)[None, :], tl.trans(packed))
