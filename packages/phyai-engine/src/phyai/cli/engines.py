@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 POLICY_VARIABLE = "PHYAI_KERNEL_CONFIG"
 PROFILE_VARIABLE = "PHYAI_KERNEL_PROFILE"
+GRAPHS_VARIABLE = "PHYAI_CUDA_GRAPHS"
 CACHE_VARIABLE = "PHYAI_KERNEL_AUTOTUNE_CACHE"
 DEVICE_VARIABLE = "PHYAI_DEVICE"
 DTYPE_VARIABLE = "PHYAI_PARAMS_DTYPE"
@@ -49,6 +50,7 @@ class EngineRequest:
         allow_identity_norm: Run without statistics.
         savings: False computes what the exact savings would skip.
         autotune_cache: File of measured times; given, kernels are measured and the fastest used.
+        graphs: False launches every kernel anew instead of replaying CUDA graphs.
     """
 
     checkpoint: Path
@@ -61,6 +63,7 @@ class EngineRequest:
     allow_identity_norm: bool = False
     savings: bool = True
     autotune_cache: Path | None = None
+    graphs: bool = True
 
 
 def resolve_device(device: str | None) -> str:
@@ -139,6 +142,7 @@ def build_engine(request: EngineRequest) -> "Engine":
         DTYPE_VARIABLE: request.dtype,
         PROFILE_VARIABLE: request.autotune_cache,
         CACHE_VARIABLE: request.autotune_cache,
+        GRAPHS_VARIABLE: None if request.graphs else False,
     }
     with stdout_to_stderr(), status_line(f"Loading {request.checkpoint}"), flags_win(typed):
         return _construct(request, device)
@@ -163,7 +167,7 @@ def _construct(request: EngineRequest, device: str) -> "Engine":
 def _engine_config(request: EngineRequest, device: str) -> "EngineConfig":
     from phyai.dispatch.config import KernelConfig
     from phyai.dispatch.types import Profile
-    from phyai.engine_config import DeviceConfig, EngineConfig, parse_dtype
+    from phyai.engine_config import DeviceConfig, EngineConfig, RuntimeConfig, parse_dtype
 
     precision = request.dtype or (Precision.FP32 if device == "cpu" else Precision.BF16)
     config = EngineConfig(
@@ -173,6 +177,7 @@ def _engine_config(request: EngineRequest, device: str) -> "EngineConfig":
             config_path=request.kernel_config,
             autotune_cache=request.autotune_cache,
         ),
+        runtime=RuntimeConfig(cuda_graphs=request.graphs),
     )
     try:
         return EngineConfig.from_env(config)

@@ -103,6 +103,13 @@ NoSavings = Annotated[
         "the unused end of the last layer, per-step modulations.",
     ),
 ]
+NoGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--no-graphs",
+        help="On a GPU, launch every kernel anew instead of recording and replaying CUDA graphs.",
+    ),
+]
 Rows = Annotated[int, typer.Option(help="Rows of the action table.", min=1)]
 Plot = Annotated[
     Path | None,

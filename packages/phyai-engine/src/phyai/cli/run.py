@@ -59,6 +59,7 @@ def run_pi05(
     allow_identity_norm: options.AllowIdentityNorm = False,
     kernel_config: options.KernelConfigFile = None,
     no_savings: options.NoSavings = False,
+    no_graphs: options.NoGraphs = False,
     rows: options.Rows = 8,
     plot: options.Plot = None,
     out: options.Out = None,
@@ -89,6 +90,7 @@ def run_pi05(
         tokenizer=tokenizer,
         allow_identity_norm=allow_identity_norm,
         savings=not no_savings,
+        graphs=not no_graphs,
     )
     from phyai.processing import Observation
 

@@ -174,6 +174,14 @@ class PI05Runtime:
         """Returns the number of recorded graphs."""
         return sum(lane.recorded() for lanes in self._lanes for lane in lanes.values())
 
+    def lane(self, batch: int) -> Lane:
+        """Returns the buffers and graphs that a batch of this size used on the first lane.
+
+        Raises:
+            KeyError: if there was none.
+        """
+        return self._lanes[0][batch]
+
     def _lane(self, index: int, batch: int) -> Lane:
         lanes = self._lanes[index]
         if batch not in lanes:

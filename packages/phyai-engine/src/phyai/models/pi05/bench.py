@@ -1,0 +1,229 @@
+"""Times the runtime stage by stage against the floor."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_scope
+from phyai.dispatch.config import KernelConfig
+from phyai.dispatch.types import ModelContext
+from phyai.models.pi05.floor import H200_BF16, STAGES, Rates, floor_ms
+from phyai.models.pi05.lane import Staged
+from phyai.models.pi05.model import PI05Model
+from phyai.models.pi05.random_weights import full_size_config, random_model
+from phyai.models.pi05.runtime import PI05Runtime
+from phyai.processing.inputs import ModelInputs
+from phyai_quant import use_quant_plan
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A workload.
+
+    Attributes:
+        name: what to call it.
+        views: images of a request.
+        prompt: prompt tokens of a request.
+        chunk: actions of a chunk.
+        batch: requests at once.
+        steps: Euler steps.
+    """
+
+    name: str
+    views: int
+    prompt: int
+    chunk: int = 50
+    batch: int = 1
+    steps: int = 10
+
+
+ANCHORS = (
+    Setting("3 views, 968 tokens", 3, 200),
+    Setting("3 views, 784 tokens", 3, 16),
+    Setting("2 views, 512 tokens, chunk 63", 2, 0, chunk=63),
+)
+"""The settings in which latencies of π0.5 are published: openpi's, PhyAI's and Dexmal's."""
+
+
+def request(model: PI05Model, setting: Setting, seed: int = 0) -> ModelInputs:
+    """Returns random inputs of a setting on the CPU."""
+    config, batch = model.config, setting.batch
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.arange(config.tokenizer_max_length).expand(batch, -1)
+    mask = slots < setting.prompt
+    tokens = torch.randint(1, config.language.vocab, mask.shape, generator=generator) * mask
+    cameras = len(config.cameras)
+    images = torch.rand(batch, cameras, 3, *config.image_resolution, generator=generator) * 2 - 1
+    present = (torch.arange(cameras) < setting.views).expand(batch, -1)
+    state = torch.randn(batch, config.max_state_dim, generator=generator)
+    state = state if config.family == "pi0" else None
+    return ModelInputs(images, present, tokens, mask, state, ("",) * batch)
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Returns median, 10th, 90th and 99th percentile of milliseconds."""
+    found = torch.tensor(values, dtype=torch.float64)
+    return {
+        name: round(float(found.quantile(share)), 4)
+        for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+    }
+
+
+def _stages(
+    runtime: PI05Runtime, setting: Setting, inputs: ModelInputs
+) -> tuple[dict[str, Callable[[], Tensor]], Staged]:
+    """Returns the replay of each stage, after one request has recorded all graphs."""
+    runtime.sample_actions(inputs, seed=0, num_steps=setting.steps)
+    lane = runtime.lane(setting.batch)
+    staged = lane.stage(inputs)
+    graphs = (
+        lane.vision_graphs[staged.views],
+        lane.prefix_graphs[staged.views, staged.tokens],
+        lane.loop_graphs[setting.steps, None],
+    )
+    return dict(zip(STAGES, graphs, strict=True)), staged
+
+
+@torch.inference_mode()
+def time_stages(runtime: PI05Runtime, setting: Setting, *, replays: int = 200) -> dict[str, Any]:
+    """Times the device's work of a chunk and whole requests.
+
+    Args:
+        runtime: of a model with the setting's chunk.
+        setting: what to time.
+        replays: of the graphs; requests are a quarter as many.
+
+    Returns:
+        Milliseconds by stage, ``chunk`` for all of them (device time, p10 to p99), ``request``
+        from inputs on the host to actions on the host, rows, and kernels of a chunk by stage.
+    """
+    device = runtime.model.device
+    inputs = request(runtime.model, setting)
+    stages, staged = _stages(runtime, setting, inputs)
+    spent: dict[str, list[float]] = {name: [] for name in (*STAGES, "chunk")}
+    for _ in range(replays):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(STAGES) + 1)]
+        marks[0].record()
+        for mark, replay in zip(marks[1:], stages.values(), strict=True):
+            replay()
+            mark.record()
+        marks[-1].synchronize()
+        for index, name in enumerate(STAGES):
+            spent[name].append(marks[index].elapsed_time(marks[index + 1]))
+        spent["chunk"].append(marks[0].elapsed_time(marks[-1]))
+    whole: list[float] = []
+    for seed in range(max(1, replays // 4)):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        runtime.sample_actions(inputs, seed=seed, num_steps=setting.steps).cpu()
+        whole.append(1e3 * (time.perf_counter() - start))
+    return {
+        "ms": {name: quantiles(values) for name, values in spent.items()}
+        | {"request": quantiles(whole)},
+        "kernels": {name: count_kernels(replay) for name, replay in stages.items()},
+        "prefix_rows": staged.views * runtime.model.config.vision.tokens + staged.tokens,
+    }
+
+
+def kernel_times(function: Callable[[], Any]) -> list[tuple[str, int, float]]:
+    """Returns (kernel, launches, microseconds) of one call, longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        function()
+        torch.cuda.synchronize()
+    rows = [
+        (event.key, event.count, event.self_device_time_total)
+        for event in found.key_averages()
+        if event.self_device_time_total > 0
+    ]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def count_kernels(function: Callable[[], Any]) -> int:
+    """Returns the kernels and copies that one call launches."""
+    return sum(count for _, count, _ in kernel_times(function))
+
+
+def measure(
+    runtime: PI05Runtime,
+    setting: Setting,
+    *,
+    replays: int = 200,
+    rates: Rates = H200_BF16,
+) -> dict[str, Any]:
+    """Times a setting and relates each stage to its floor in bf16.
+
+    Returns:
+        What `time_stages` returns, with ``setting``, ``floor_ms`` and ``ratio`` by stage.
+    """
+    found = time_stages(runtime, setting, replays=replays)
+    floors = floor_ms(
+        runtime.model.config,
+        views=setting.views,
+        prompt=setting.prompt,
+        batch=setting.batch,
+        steps=setting.steps,
+        rates=rates,
+    )
+    medians = {**{name: found["ms"][name]["p50"] for name in STAGES}}
+    medians["total"] = found["ms"]["chunk"]["p50"]
+    return {
+        "setting": asdict(setting),
+        **found,
+        "floor_ms": {name: round(value, 4) for name, value in floors.items()},
+        "ratio": {name: round(value / floors[name], 3) for name, value in medians.items()},
+    }
+
+
+def measure_all(
+    settings: Sequence[Setting],
+    device: str,
+    policy: Path | None = None,
+    *,
+    replays: int = 200,
+    kernels: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Builds a full-size model of random weights under a policy and measures every setting.
+
+    Args:
+        settings: what to time; one model is built for all.
+        device: a CUDA device.
+        policy: file with kernel rules and quantization; none if None.
+        replays: of each graph.
+        kernels: number of kernels to list for each stage, by time.
+
+    Yields:
+        What `measure` returns, and ``longest``: (kernel, launches, microseconds) by stage.
+    """
+    selector = initialize_kernel_system(
+        KernelConfig(config_path=policy), device=device, model=ModelContext(family="pi05")
+    )
+    with kernel_selector_scope(selector), use_quant_plan(selector.policy.quant_plan):
+        model = random_model(
+            full_size_config(), params_dtype=torch.bfloat16, device=torch.device(device)
+        )
+        for setting in settings:
+            runtime = PI05Runtime(with_chunk(model, setting.chunk))
+            found = measure(runtime, setting, replays=replays)
+            if kernels:
+                stages = _stages(runtime, setting, request(model, setting))[0]
+                found["longest"] = {
+                    name: kernel_times(replay)[:kernels] for name, replay in stages.items()
+                }
+            yield found
+
+
+def with_chunk(model: PI05Model, chunk: int) -> PI05Model:
+    """Returns the model for another chunk size; it shares all weights."""
+    if model.config.chunk_size == chunk:
+        return model
+    other = copy(model)
+    other.config = replace(model.config, chunk_size=chunk)
+    return other

@@ -1,0 +1,113 @@
+"""The fused decoder products and attention over segments against plain torch.
+
+Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
+"""
+
+import sys
+
+import torch
+from torch.nn import functional
+
+from phyai.kernels.attention_segments import attention_segments
+from phyai.runtime.segments import segment_plan, segment_row
+from phyai.triton import decoder, segments
+from phyai.triton.decoder import Tiles
+
+DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
+# The interpreter cuts values off where a GPU rounds them to bf16.
+STEP = 6e-3 if DEVICE == "cuda" else 1.2e-2
+GENERATOR = torch.Generator().manual_seed(0)
+EPS = 1e-6
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=GENERATOR).to(device=DEVICE, dtype=dtype)
+
+
+def close(found, expected, what):
+    error = (found.double() - expected.double()).norm() / expected.double().norm()
+    assert error < STEP, (what, float(error))
+
+
+def norm(x, scale, shift):
+    wide = x.float()
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    return wide * inverse * (1 + scale) + shift
+
+
+def check_products(rows):
+    """One sublayer boundary after another, at a width of a few tiles."""
+    width, mlp, heads, dim = 256, 256, 2, 64
+    x = normal(rows, width)
+    scale, shift, gate = (normal(width, dtype=torch.float32) for _ in range(3))
+    entered = decoder.enter(x, scale)
+    expected = norm(x, scale, shift)
+    weight = normal((heads + 2) * dim, width) * width**-0.5
+    keys, values = (torch.full((rows + 9, 1, 1, dim), torch.nan).to(x) for _ in range(2))
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE) + 5
+    positions = torch.arange(rows, device=DEVICE) + 3
+    angles = torch.rand(rows + 3, dim // 2, generator=GENERATOR).to(DEVICE) * 6
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    query = decoder.norm_qkv(
+        entered, weight, weight.float() @ shift, heads=heads, positions=positions,
+        cos_sin=table, keys=keys, values=values, slots=slots, eps=EPS,
+    )  # fmt: skip
+    product = (expected @ weight.float().T).view(rows, heads + 2, dim)
+    left, right = product.chunk(2, -1)
+    cos, sin = table[positions].unsqueeze(1).chunk(2, -1)
+    turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+    close(query, turned[:, :heads], "queries")
+    close(keys[5 : 5 + rows, 0, 0], turned[:, heads], "keys")
+    close(values[5 : 5 + rows, 0, 0], product[:, heads + 1], "values")
+    for slot in (keys, values):
+        outside = torch.cat([slot[:5], slot[5 + rows :]])
+        assert outside.isnan().all(), "other slots written"
+
+    weight = normal(2 * mlp, width) * width**-0.5
+    hidden = decoder.norm_gate_up(entered, weight, weight.float() @ shift, eps=EPS)
+    product = expected @ weight.float().T
+    activated = functional.gelu(product[:, :mlp], approximate="tanh") * product[:, mlp:]
+    close(hidden, activated, "hidden")
+
+    counters = decoder.counters_for(rows, width, x.device)
+    weight, following = normal(width, mlp) * mlp**-0.5, normal(width, dtype=torch.float32)
+    total = x.float() + gate * (hidden.float() @ weight.float().T)
+    for splits in (1, 2):
+        tiles = Tiles(32, 128, 2, splits)
+        found = decoder.add_product(hidden, weight, x, gate, following, counters, tiles)
+        close(found.residual, total, f"residual of {splits}")
+        close(found.scaled, total * (1 + following), f"scaled of {splits}")
+        close(found.squares.sum(0), found.residual.float().square().sum(-1), "squares")
+        assert not counters.any(), "a counter was left behind"
+
+
+def check_attention(queries, prefixes, heads, dim, *, splits_keys):
+    """Groups of any lengths; slots that nobody sees and rows of no group hold not-a-numbers."""
+    table, row, slot = [], 1, 2
+    for count, (first, second) in zip(queries, prefixes, strict=True):
+        runs = [(slot, first), (slot + first + 3, second)]
+        table.append(segment_row((row, count), *runs))
+        row, slot = row + count, slot + first + 3 + second + 1
+    plan = segment_plan(table, DEVICE)
+    query = normal(row + 1, heads, dim)
+    keys, values = (torch.full((slot + 1, 1, 1, dim), torch.nan).to(query) for _ in range(2))
+    for start, count in [(r[2 + k], r[3 + k]) for r in table for k in (0, 2)]:
+        keys[start : start + count] = normal(count, 1, 1, dim)
+        values[start : start + count] = normal(count, 1, 1, dim)
+    found = segments.attend(query, keys, values, plan, scale=dim**-0.5)
+    expected = attention_segments(query, keys, values, plan, scale=dim**-0.5)
+    close(found[1:row], expected[1:row], f"attention {queries} {prefixes} {splits_keys}")
+
+
+def main():
+    for rows in (1, 50, 67):
+        check_products(rows)
+    check_attention([5], [(70, 5)], 4, 64, splits_keys=True)
+    check_attention([1, 17, 3], [(1, 0), (300, 17), (128, 0)], 8, 32, splits_keys=True)
+    check_attention([9], [(0, 9)], 1, 16, splits_keys=True)
+    count = segments.BLOCK_M * 64 + 5
+    check_attention([count], [(33, 0)], 1, 16, splits_keys=False)
+
+
+if __name__ == "__main__":
+    main()

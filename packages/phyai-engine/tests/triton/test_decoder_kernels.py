@@ -1,0 +1,95 @@
+"""The fused decoder kernels: numerics in the interpreter or on a GPU, machine code for all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from phyai.triton import segments, skinny
+
+CHECKS = Path(__file__).with_name("decoder_checks.py")
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128, "WIDE": False}
+KERNELS = {
+    "gate_up": (skinny._consume_kernel, {"FORM": 1, "TILES": 32, **BLOCKS}),
+    "qkv": (skinny._consume_kernel, {"FORM": 2, "TILES": 32, **BLOCKS}),
+    "residual": (skinny._produce_kernel, {"SPLITS": 4, **BLOCKS}),
+    "enter": (skinny._enter_kernel, {"BLOCK": 1024}),
+    "attend": (
+        segments._attend_kernel,
+        {
+            "GROUP": 8, "KV_HEADS": 1, "DIM": 256, "CHUNK": 128, "SPLITS": 8,
+            "BLOCK_M": 64, "BLOCK_N": 64, "WIDE": False,
+        },
+    ),
+    "merge": (
+        segments._merge_kernel,
+        {"HEADS": 8, "DIM": 256, "CHUNK": 128, "SPLITS": 8, "ROWS": 4},
+    ),
+}  # fmt: skip
+FP32 = ("squares", "constant", "cos_sin", "gate", "scale", "lse", "eps")
+INT32 = ("slots", "counters", "segments", "positions")
+BF16 = ("x", "weight", "out", "keys", "values", "residual", "scaled", "query")
+
+
+def signature(kernel, constants, name):
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    for kind, names in (("*fp32", FP32), ("*i32", INT32), ("*bf16", BF16)):
+        types.update({key: kind for key in names if key in types})
+    types["partial"] = "*fp32" if name == "residual" else "*bf16"
+    types["eps"] = "fp32"
+    if name == "attend":
+        types["scale"] = "fp32"
+    return {key: "constexpr" if key in constants else types[key] for key in kernel.arg_names}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles(name, target):
+    kernel, constants = KERNELS[name]
+    early = target in ("sm_90", "sm_100", "sm_120")
+    constants = {**constants, "PDL": early}
+    narrow = target.startswith(("gfx", "sm_120", "sm_89")) and "BLOCK_K" in constants
+    if narrow:  # a quarter of the shared memory
+        constants["BLOCK_K"] = 64
+    if name == "attend" and target != "sm_90":  # the full width takes ten seconds to compile
+        constants |= {"DIM": 64, "BLOCK_N": 16 if target.startswith("gfx") else 32}
+    options = {"num_warps": 4, "num_stages": 2 if target == "sm_90" else 1}
+    source = ASTSource(kernel, signature(kernel, constants, name), constexprs=constants)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    assert compiled.asm
+
+
+@pytest.mark.parametrize("where", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_numerics(where):
+    if where == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    environment = dict(os.environ)
+    if where == "interpreter":
+        environment["TRITON_INTERPRET"] = "1"
+    arguments = [where] if where == "cuda" else []
+    done = subprocess.run(
+        [sys.executable, str(CHECKS), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
