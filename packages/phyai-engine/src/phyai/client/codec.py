@@ -159,7 +159,8 @@ class _Reader:
         if not isinstance(data, bool | int | float | str | bytes):
             raise CodecError(f"the data of a NumPy scalar is {type(data).__name__}")
         self._note(dialect)
-        return dtype.type(data)
+        with np.errstate(over="ignore"):
+            return dtype.type(data)
 
     def _note(self, dialect: Dialect) -> None:
         if self.dialect is None:
