@@ -26,25 +26,54 @@ def _mirrored_h4(values, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def rotate_rows_mirrored(values, GROUP: tl.constexpr):
-    """Rotate consecutive groups of axis 1 and reverse each of them.
+def rotate_quarters_mirrored(a, b, c, d, GROUP: tl.constexpr):
+    """Rotate consecutive groups that are held in quarters, and reverse each of them.
+
+    The quarters of a group are separate values of one thread, so the longest stage of the
+    rotation exchanges nothing.
 
     Args:
-        values: FP32 ``[ROWS, COLS]``; both sizes powers of two, ``GROUP`` divides ``COLS``.
-        GROUP: 16, 64 or 256.
+        a: FP32 ``[ROWS, COLS / 4]``: the first quarter of every group. Sizes are powers of two.
+        b: The second quarters.
+        c: The third quarters.
+        d: The last quarters.
+        GROUP: 16, 64 or 256, dividing ``COLS``.
 
     Returns:
-        FP32 ``[ROWS, COLS]``, as ``convrot.rotate_mirrored`` up to the order of additions.
+        FP32 quarters: column ``c`` of a row holds what ``convrot.rotate`` has in
+        ``c ^ (GROUP - 1)``, up to the order of additions.
     """
     tl.static_assert(GROUP == 16 or GROUP == 64 or GROUP == 256)  # noqa: PLR1714  # no "in" here
     # Scaling first is exact and keeps the sums of values near the FP32 limit finite.
     SCALE: tl.constexpr = 0.25 if GROUP == 16 else (0.125 if GROUP == 64 else 0.0625)
-    rotated = _mirrored_h4(_mirrored_h4(values * SCALE, 1), 4)
+    once = tl.full(a.shape, SCALE, tl.float32)
+    twice = tl.full(a.shape, -2.0 * SCALE, tl.float32)
+    total = tl.fma(d, once, tl.fma(c, once, tl.fma(b, once, a * once)))
+    a = _rotate_rest(tl.fma(a, twice, total), GROUP)
+    b = _rotate_rest(tl.fma(b, twice, total), GROUP)
+    c = _rotate_rest(tl.fma(c, twice, total), GROUP)
+    d = _rotate_rest(tl.fma(d, twice, total), GROUP)
+    return a, b, c, d
+
+
+@triton.jit
+def _rotate_rest(values, GROUP: tl.constexpr):
+    rotated = _mirrored_h4(values, 1)
     if GROUP >= 64:
-        rotated = _mirrored_h4(rotated, 16)
+        rotated = _mirrored_h4(rotated, 4)
     if GROUP == 256:
-        rotated = _mirrored_h4(rotated, 64)
+        rotated = _mirrored_h4(rotated, 16)
     return tl.reshape(rotated, values.shape)
+
+
+@triton.jit
+def quarters_amax_bits(a, b, c, d):
+    """Return the largest magnitude of each row of FP32 quarters as int32 bits, NaN above all."""
+    NAN: tl.constexpr = tl.PropagateNan.ALL
+    low = tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=NAN)
+    high = tl.maximum(tl.abs(c), tl.abs(d), propagate_nan=NAN)
+    largest = tl.maximum(low, high, propagate_nan=NAN)
+    return tl.max(largest.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
 
 
 @triton.jit
@@ -67,12 +96,29 @@ def row_scales(amax):
 
 
 @triton.jit
-def encode_mirrored_words(values, scale, CLAMP: tl.constexpr):
+def split_reciprocal(scale):
+    """Return ``1 / scale`` of FP32 ``[ROWS]`` as the sum of two FP32 numbers.
+
+    The first one is the rounded reciprocal, the second what it lacks. ``v * first + v * second``
+    with one rounding of the sum is the rounded quotient ``v / scale``, except where the true
+    quotient lies within ``2**-46`` of a boundary, which a quotient of two FP32 numbers does not,
+    and except for scales above ``1e29``, whose second part loses bits below the normal numbers.
+    """
+    approximate = 1.0 / scale
+    # One Newton step rounds the approximate reciprocal.
+    first = tl.fma(tl.fma(-scale, approximate, 1.0), approximate, approximate)
+    return first, tl.fma(-scale, first, 1.0) * first
+
+
+@triton.jit
+def encode_mirrored_words(values, scale, first, second, CLAMP: tl.constexpr):
     """Return the codes of mirrored rows, four to a word and in their order within it.
 
     Args:
-        values: FP32 ``[ROWS, COLS]`` of ``rotate_rows_mirrored``.
+        values: FP32 ``[ROWS, COLS]`` of ``rotate_quarters_mirrored``.
         scale: FP32 ``[ROWS]``.
+        first: First part of ``split_reciprocal``.
+        second: Second part.
         CLAMP: Whether values may exceed 127 scales, as with a scale that is not their maximum.
 
     Returns:
@@ -80,33 +126,52 @@ def encode_mirrored_words(values, scale, CLAMP: tl.constexpr):
     """
     ROWS: tl.constexpr = values.shape[0]
     WORDS: tl.constexpr = values.shape[1] // 4
-    # One Newton step rounds the approximate reciprocal of a row.
-    approximate = 1.0 / scale
-    exact = tl.fma(tl.fma(-scale, approximate, 1.0), approximate, approximate)
-    divisor = tl.broadcast_to(scale[:, None], values.shape)
-    scaled = corrected_quotient(values, divisor, tl.broadcast_to(exact[:, None], values.shape))
+    high = tl.broadcast_to(first[:, None], values.shape)
+    low = tl.broadcast_to(second[:, None], values.shape)
+    scaled = tl.fma(values, high, values * low)
     if CLAMP:
         scaled = tl.minimum(tl.maximum(scaled, -128.0), 127.0)
     bits = (scaled + _ROUND_TO_BYTE).to(tl.int32, bitcast=True)
-    shifted = tl.reshape(bits, (ROWS * WORDS, 4)) << (8 * (tl.arange(0, 4) ^ 3))[None, :]
-    words = (tl.sum(shifted, axis=1) + _REMOVE_EXPONENTS) ^ _SIGNED_BYTES
-    finite = tl.broadcast_to((scale - scale == 0.0)[:, None], (ROWS, WORDS))
-    return tl.where(finite, tl.reshape(words, (ROWS, WORDS)), 0)
+    even, odd = tl.split(tl.reshape(bits, (ROWS * WORDS, 2, 2)))
+    b0, b2 = tl.split(even)
+    b1, b3 = tl.split(odd)
+    words = (b0 << 24) + (b1 << 16) + (b2 << 8) + (b3 + _REMOVE_EXPONENTS)
+    finite = tl.where(scale - scale == 0.0, -1, 0)
+    kept = tl.broadcast_to(finite[:, None], (ROWS, WORDS))
+    return (tl.reshape(words, (ROWS, WORDS)) ^ _SIGNED_BYTES) & kept
 
 
 @triton.jit
-def store_mirrored_words(words, target, rows, row_mask, first, features, GROUP: tl.constexpr):
-    """Store ``encode_mirrored_words`` so that the groups come into their order.
+def store_mirrored_quarter(
+    words, target, rows, row_mask, first, features, QUARTER: tl.constexpr, GROUP: tl.constexpr
+):
+    """Store ``encode_mirrored_words`` of a quarter so that the groups come into their order.
 
     Args:
-        words: int32 ``[ROWS, COLS / 4]``.
+        words: int32 ``[ROWS, COLS / 16]``.
         target: int32 pointer to the codes ``[rows, features]``.
         rows: int64 ``[ROWS]`` row indices.
         row_mask: ``[ROWS]``, whether a row exists.
-        first: First column, a multiple of ``GROUP``; columns past ``features`` are not stored.
+        first: First column of the chunk, a multiple of ``GROUP``; columns past ``features`` are
+            not stored.
         features: Columns of the matrix, a multiple of ``GROUP``.
+        QUARTER: Which quarter of the groups, 0 to 3.
         GROUP: Rotation group.
     """
-    word = first // 4 + (tl.arange(0, words.shape[1]) ^ (GROUP // 4 - 1))[None, :]
-    mask = row_mask[:, None] & (word < features // 4)
-    tl.store(target + rows[:, None] * (features // 4) + word, words, mask=mask)
+    ROWS: tl.constexpr = words.shape[0]
+    COUNT: tl.constexpr = words.shape[1]
+    # Words side by side are stored by one instruction: pairs, except in the shortest groups.
+    WIDE: tl.constexpr = 1 if GROUP == 16 else 2
+    PER_QUARTER: tl.constexpr = GROUP // (16 * WIDE)
+    unit = tl.arange(0, COUNT // WIDE)
+    mirrored = (QUARTER * PER_QUARTER + unit % PER_QUARTER) ^ (4 * PER_QUARTER - 1)
+    column = first // 4 + WIDE * (unit // PER_QUARTER * (4 * PER_QUARTER) + mirrored)
+    if WIDE == 1:
+        mask = row_mask[:, None] & (column < features // 4)[None, :]
+        tl.store(target + rows[:, None] * (features // 4) + column[None, :], words, mask=mask)
+    else:
+        left, right = tl.split(tl.reshape(words, (ROWS, COUNT // 2, 2)))
+        pairs = tl.join(right, left)
+        place = column[None, :, None] + tl.arange(0, 2)[None, None, :]
+        mask = row_mask[:, None, None] & (place < features // 4)
+        tl.store(target + rows[:, None, None] * (features // 4) + place, pairs, mask=mask)

@@ -1,6 +1,7 @@
 """How a row is cut into register blocks. Needs neither Triton nor a device."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_CHUNK = 16_384
 MAX_CHUNKS = 3
@@ -28,6 +29,7 @@ class RowChunks:
     num_warps: int
 
 
+@lru_cache(maxsize=1024)
 def plan_row_chunks(width: int) -> RowChunks | None:
     """Return the chunks with the least padding for rows of ``width`` columns.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from piper_kernels._triton.targets import accelerator_target
 
 MIN_CAPABILITY = (7, 0)
+_NOTHING = nullcontext()
 
 
 @cache
@@ -43,19 +44,26 @@ def supports_device(device: torch.device) -> bool:
 
 def launch_guard(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that makes ``device`` current, as kernel launches require."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(device)
 
 
-@contextmanager
-def as_words(codes: Tensor) -> Iterator[Tensor]:
-    """Yield contiguous codes of one byte as int32 words that kernels write into.
+def as_words(codes: Tensor) -> AbstractContextManager[Tensor]:
+    """Return a context with contiguous codes of one byte as int32 words that kernels write into.
 
     Storage that does not start on a word is copied and written back at the end.
 
     Args:
         codes: int8 or uint8 ``[rows, bytes]``, contiguous, with whole words in a row.
     """
-    aligned = codes if codes.data_ptr() % 4 == 0 else codes.clone()
+    if codes.data_ptr() % 4 == 0:
+        return nullcontext(codes.view(torch.int32))
+    return _copied_words(codes)
+
+
+@contextmanager
+def _copied_words(codes: Tensor) -> Iterator[Tensor]:
+    aligned = codes.clone()
     yield aligned.view(torch.int32)
-    if aligned is not codes:
-        codes.copy_(aligned)
+    codes.copy_(aligned)

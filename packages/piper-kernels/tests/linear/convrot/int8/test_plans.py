@@ -4,11 +4,13 @@ import sys
 import pytest
 import torch
 
+from piper_kernels._triton.row_chunks import MAX_FUSED_WIDTH
 from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.linear.convrot.int8 import _backend, _selection
 from piper_kernels.linear.convrot.int8._amd import plan as amd
 from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
 from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
+from piper_kernels.linear.convrot.int8._plan import plan_input_rows
 from piper_kernels.linear.convrot.int8._portable import PortableBackend
 
 
@@ -58,6 +60,34 @@ def test_amd_policy(rows, plan):
     assert _selection.select_matmul_plan(target, rows, 8192) == plan
     assert _selection.max_fused_width(target) == 16_384
     assert _selection.max_fused_width(AcceleratorTarget("cuda", "sm_90")) is None
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "num_warps"),
+    [
+        (64, 16, 1),
+        (1024, 1, 1),
+        (2048, 1, 2),
+        (4096, 1, 4),
+        (8192, 1, 4),
+        (16_384, 1, 8),
+        (5376, 1, 2),
+        (49_152, 1, 16),
+    ],
+)
+def test_preparation_of_rows(width, rows, num_warps):
+    plan = plan_input_rows(width)
+    assert (plan.rows, plan.num_warps) == (rows, num_warps)
+
+
+def test_every_thread_prepares_whole_loads():
+    for width in range(16, MAX_FUSED_WIDTH + 1, 16):
+        plan = plan_input_rows(width)
+        assert plan.num_warps in (1, 2, 4, 8, 16)
+        # Eight values of each quarter of a chunk, and at most 96 of a row.
+        assert plan.rows * plan.size >= 1024 * plan.num_warps
+        assert plan.rows * plan.size * plan.count <= 96 * 32 * plan.num_warps
+    assert plan_input_rows(MAX_FUSED_WIDTH + 16) is None
 
 
 def test_hopper_plans_leave_no_part_of_k_empty():

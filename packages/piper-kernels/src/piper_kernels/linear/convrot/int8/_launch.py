@@ -7,11 +7,10 @@ synchronized and nothing is read back, so all of them can be captured.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 import torch
-import triton
 from torch import Tensor
 
+from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.products import rows_side_by_side
-from piper_kernels._triton.row_chunks import plan_row_chunks
 from piper_kernels._triton.runtime import as_words, launch_guard
 from piper_kernels.linear.convrot.int8._kernels.matmul import matmul_kernel, sum_parts_kernel
 from piper_kernels.linear.convrot.int8._kernels.mean import sum_rows_kernel
@@ -20,7 +19,7 @@ from piper_kernels.linear.convrot.int8._kernels.preparation import (
     prepare_wide_rows_kernel,
 )
 from piper_kernels.linear.convrot.int8._outputs import Projection
-from piper_kernels.linear.convrot.int8._plan import MatmulPlan
+from piper_kernels.linear.convrot.int8._plan import MatmulPlan, ceil_div, plan_input_rows
 
 SWEEP_TILE = 4096
 SWEEP_WARPS = 8
@@ -29,6 +28,9 @@ SUM_COLUMNS = 256
 MEAN_ROWS = 32
 MEAN_COLUMNS = 128
 MEAN_PART = 512
+
+_prepare = Launcher(prepare_rows_kernel)
+_prepare_wide = Launcher(prepare_wide_rows_kernel)
 
 
 def prepare_rows(
@@ -54,25 +56,31 @@ def prepare_rows(
     """
     rows, features = qdata.shape
     source = rows_side_by_side(source)
-    options = {
-        "GROUP": group_size,
-        "ACTIVATION": activation_fn,
-        "STATIC": input_scale is not None,
-    }
     static = scale if input_scale is None else input_scale
     fused = max_fused_width is None or features <= max_fused_width
-    plan = plan_row_chunks(features) if fused else None
+    plan = plan_input_rows(features) if fused else None
     with launch_guard(qdata.device), as_words(qdata) as words:
+        tensors = (source, words, scale, static)
+        key = None
+        if are_aligned(*tensors):
+            key = (qdata.device.index, source.dtype, source.stride(0), features, rows >> 31)
+            key += (group_size, activation_fn, input_scale is None, plan)
         if plan is None:
-            prepare_wide_rows_kernel[(rows,)](
-                source, words, scale, static, source.stride(0), features,
-                SIZE=SWEEP_TILE, num_warps=SWEEP_WARPS, **options,
-            )  # fmt: skip
+            constants = (group_size, SWEEP_TILE, activation_fn, input_scale is not None)
+            _prepare_wide(
+                rows,
+                (*tensors, source.stride(0), features, *constants),
+                {"num_warps": SWEEP_WARPS},
+                key,
+            )
             return
-        prepare_rows_kernel[(triton.cdiv(rows, plan.rows),)](
-            source, words, scale, static, source.stride(0), rows, features,
-            ROWS=plan.rows, SIZE=plan.size, COUNT=plan.count, num_warps=plan.num_warps, **options,
-        )  # fmt: skip
+        constants = (group_size, plan.rows, plan.size, plan.count, activation_fn)
+        _prepare(
+            ceil_div(rows, plan.rows),
+            (*tensors, source.stride(0), rows, features, *constants, input_scale is not None),
+            {"num_warps": plan.num_warps},
+            key,
+        )
 
 
 def epilogue_arguments(
@@ -112,8 +120,8 @@ def sum_parts(
     split, rows, _ = parts.shape
     columns = first[0].shape[0]
     tensors, strides, flags = epilogue_arguments(input_scale, first, second)
-    tiles = triton.cdiv(columns, SUM_COLUMNS) * (1 if second is None else 2)
-    sum_parts_kernel[(triton.cdiv(rows, SUM_ROWS) * tiles,)](
+    tiles = ceil_div(columns, SUM_COLUMNS) * (1 if second is None else 2)
+    sum_parts_kernel[(ceil_div(rows, SUM_ROWS) * tiles,)](
         parts, *tensors, out, rows, columns, out.stride(0), *strides,
         BLOCK_M=SUM_ROWS, BLOCK_N=SUM_COLUMNS, SPLIT_K=split, enable_fp_fusion=False, **flags,
     )  # fmt: skip
@@ -145,7 +153,7 @@ def matmul(
     target = out
     if split > 1:
         target = torch.empty((split, rows, all_columns), dtype=torch.int32, device=out.device)
-    tiles = triton.cdiv(rows, plan.block_m) * triton.cdiv(columns, plan.block_n)
+    tiles = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n)
     tiles *= 1 if second is None else 2
     with launch_guard(out.device):
         matmul_kernel[(tiles * split,)](
@@ -164,10 +172,10 @@ def dequantized_mean(
 ) -> Tensor:
     """Return the mean of contiguous prepared inputs; see ``reference``."""
     batch, sequence, features = input_qdata.shape
-    parts = triton.cdiv(sequence, MEAN_PART)
+    parts = ceil_div(sequence, MEAN_PART)
     sums = torch.empty((batch, parts, features), dtype=torch.float32, device=input_qdata.device)
     with launch_guard(input_qdata.device):
-        sum_rows_kernel[(triton.cdiv(features, MEAN_COLUMNS), parts, batch)](
+        sum_rows_kernel[(ceil_div(features, MEAN_COLUMNS), parts, batch)](
             input_qdata, input_scale, input_scale if block_lengths is None else block_lengths,
             sums, sequence, features, MEAN_PART, parts,
             ROWS=MEAN_ROWS, COLUMNS=MEAN_COLUMNS, MASKED=block_lengths is not None,

@@ -41,7 +41,8 @@ def convrot_int8_linear(
         raise TypeError(
             f"convrot_int8_linear needs a ConvRotInt8Tensor weight, got {type(weight).__name__}"
         )
-    if weight.transposed or weight.ndim != 2:
+    # A look at the codes costs less than one at the subclass.
+    if weight.transposed or weight.qdata.ndim != 2:
         raise NotImplementedError(
             "ConvRot INT8 linear needs an untransposed 2-D weight, got shape "
             f"{tuple(weight.shape)} with transposed={weight.transposed}; "

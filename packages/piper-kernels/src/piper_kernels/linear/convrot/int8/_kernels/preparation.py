@@ -9,11 +9,50 @@ import triton.language as tl
 
 from piper_kernels._triton.convrot_rows import (
     encode_mirrored_words,
-    rotate_rows_mirrored,
+    quarters_amax_bits,
+    rotate_quarters_mirrored,
     row_scales,
-    store_mirrored_words,
+    split_reciprocal,
+    store_mirrored_quarter,
 )
-from piper_kernels._triton.reductions import row_amax_bits
+
+
+@triton.jit
+def activated_quarter(
+    source_rows,
+    row_mask,
+    first,
+    features,
+    QUARTER: tl.constexpr,
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Return FP32 ``[ROWS, SIZE / 4]``: one quarter of every group of a chunk, activated.
+
+    Args:
+        source_rows: Pointers ``[ROWS, 1]`` to the rows of the source.
+        row_mask: ``[ROWS]``, whether a row exists.
+        first: First column of the chunk; columns past ``features`` give zeros.
+        features: Columns after the activation.
+        QUARTER: Which quarter of the groups, 0 to 3.
+        SIZE: Columns of the chunk.
+        GROUP: Rotation group.
+        ACTIVATION: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
+    """
+    WIDTH: tl.constexpr = GROUP // 4
+    index = tl.arange(0, SIZE // 4)
+    columns = (first + index // WIDTH * GROUP + QUARTER * WIDTH + index % WIDTH)[None, :]
+    mask = row_mask[:, None] & (columns < features)
+    values = tl.load(source_rows + columns, mask=mask, other=0.0).to(tl.float32)
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); an infinite exponential gives the limit 0.
+        doubled = 1.5957691216057308 * (values + 0.044715 * (values * values * values))
+        values = values / (1.0 + tl.exp(-doubled))
+    if ACTIVATION == "swiglu":
+        gate = tl.load(source_rows + features + columns, mask=mask, other=0.0).to(tl.float32)
+        values = values * (gate / (1.0 + tl.exp(-gate)))
+    return values
 
 
 @triton.jit
@@ -26,33 +65,20 @@ def rotated_chunk(
     GROUP: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """Return FP32 ``[ROWS, SIZE]`` of activated and rotated columns, groups reversed.
-
-    Args:
-        source_rows: Pointers ``[ROWS, 1]`` to the rows of the source.
-        row_mask: ``[ROWS]``, whether a row exists.
-        first: First column; those past ``features`` give zeros.
-        features: Columns after the activation.
-        SIZE: Columns of the chunk.
-        GROUP: Rotation group.
-        ACTIVATION: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
-    """
-    columns = first + tl.arange(0, SIZE)[None, :]
-    mask = row_mask[:, None] & (columns < features)
-    values = tl.load(source_rows + columns, mask=mask, other=0.0).to(tl.float32)
-    if ACTIVATION == "gelu_tanh":
-        # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); an infinite exponential gives the limit 0.
-        doubled = 1.5957691216057308 * (values + 0.044715 * (values * values * values))
-        values = values / (1.0 + tl.exp(-doubled))
-    if ACTIVATION == "swiglu":
-        gate = tl.load(source_rows + features + columns, mask=mask, other=0.0).to(tl.float32)
-        values = values * (gate / (1.0 + tl.exp(-gate)))
-    return rotate_rows_mirrored(values, GROUP)
+    """Return a chunk in activated and rotated quarters, groups reversed; see the loads for it."""
+    a = activated_quarter(source_rows, row_mask, first, features, 0, SIZE, GROUP, ACTIVATION)
+    b = activated_quarter(source_rows, row_mask, first, features, 1, SIZE, GROUP, ACTIVATION)
+    c = activated_quarter(source_rows, row_mask, first, features, 2, SIZE, GROUP, ACTIVATION)
+    d = activated_quarter(source_rows, row_mask, first, features, 3, SIZE, GROUP, ACTIVATION)
+    return rotate_quarters_mirrored(a, b, c, d, GROUP)
 
 
 @triton.jit
-def store_codes(
-    values,
+def store_chunk(
+    a,
+    b,
+    c,
+    d,
     scale,
     words,
     rows,
@@ -62,9 +88,16 @@ def store_codes(
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
 ):
-    """Encode FP32 ``[ROWS, SIZE]`` for the scales ``[ROWS]`` and store the codes."""
-    codes = encode_mirrored_words(values, scale, STATIC)
-    store_mirrored_words(codes, words, rows, row_mask, first, features, GROUP)
+    """Encode the quarters of a chunk for the scales ``[ROWS]`` and store the codes."""
+    high, low = split_reciprocal(scale)
+    a = encode_mirrored_words(a, scale, high, low, STATIC)
+    store_mirrored_quarter(a, words, rows, row_mask, first, features, 0, GROUP)
+    b = encode_mirrored_words(b, scale, high, low, STATIC)
+    store_mirrored_quarter(b, words, rows, row_mask, first, features, 1, GROUP)
+    c = encode_mirrored_words(c, scale, high, low, STATIC)
+    store_mirrored_quarter(c, words, rows, row_mask, first, features, 2, GROUP)
+    d = encode_mirrored_words(d, scale, high, low, STATIC)
+    store_mirrored_quarter(d, words, rows, row_mask, first, features, 3, GROUP)
 
 
 @triton.jit(do_not_specialize=["total_rows"])
@@ -103,25 +136,25 @@ def prepare_rows_kernel(
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = rows < total_rows
     start = source + rows[:, None] * row_stride
-    v0 = rotated_chunk(start, mask, 0, features, SIZE, GROUP, ACTIVATION)
+    a0, b0, c0, d0 = rotated_chunk(start, mask, 0, features, SIZE, GROUP, ACTIVATION)
     if COUNT > 1:
-        v1 = rotated_chunk(start, mask, SIZE, features, SIZE, GROUP, ACTIVATION)
+        a1, b1, c1, d1 = rotated_chunk(start, mask, SIZE, features, SIZE, GROUP, ACTIVATION)
     if COUNT > 2:
-        v2 = rotated_chunk(start, mask, 2 * SIZE, features, SIZE, GROUP, ACTIVATION)
+        a2, b2, c2, d2 = rotated_chunk(start, mask, 2 * SIZE, features, SIZE, GROUP, ACTIVATION)
     if STATIC:
         new = tl.full((ROWS,), 0.0, tl.float32) + tl.load(static_scale)
     else:
-        amax = row_amax_bits(v0)
+        amax = quarters_amax_bits(a0, b0, c0, d0)
         if COUNT > 1:
-            amax = tl.maximum(amax, row_amax_bits(v1))
+            amax = tl.maximum(amax, quarters_amax_bits(a1, b1, c1, d1))
         if COUNT > 2:
-            amax = tl.maximum(amax, row_amax_bits(v2))
+            amax = tl.maximum(amax, quarters_amax_bits(a2, b2, c2, d2))
         new = row_scales(amax.to(tl.float32, bitcast=True))
-    store_codes(v0, new, words, rows, mask, 0, features, GROUP, STATIC)
+    store_chunk(a0, b0, c0, d0, new, words, rows, mask, 0, features, GROUP, STATIC)
     if COUNT > 1:
-        store_codes(v1, new, words, rows, mask, SIZE, features, GROUP, STATIC)
+        store_chunk(a1, b1, c1, d1, new, words, rows, mask, SIZE, features, GROUP, STATIC)
     if COUNT > 2:
-        store_codes(v2, new, words, rows, mask, 2 * SIZE, features, GROUP, STATIC)
+        store_chunk(a2, b2, c2, d2, new, words, rows, mask, 2 * SIZE, features, GROUP, STATIC)
     tl.store(scale + rows, new, mask=mask)
 
 
@@ -147,10 +180,10 @@ def prepare_wide_rows_kernel(
     else:
         amax = tl.zeros((1,), tl.int32)
         for first in range(0, features, SIZE):
-            values = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
-            amax = tl.maximum(amax, row_amax_bits(values))
+            a, b, c, d = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
+            amax = tl.maximum(amax, quarters_amax_bits(a, b, c, d))
         new = row_scales(amax.to(tl.float32, bitcast=True))
     for first in range(0, features, SIZE):
-        values = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
-        store_codes(values, new, words, rows, mask, first, features, GROUP, STATIC)
+        a, b, c, d = rotated_chunk(start, mask, first, features, SIZE, GROUP, ACTIVATION)
+        store_chunk(a, b, c, d, new, words, rows, mask, first, features, GROUP, STATIC)
     tl.store(scale + rows, new)

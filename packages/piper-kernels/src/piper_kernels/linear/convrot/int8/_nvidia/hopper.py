@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, sum_parts
 from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import hopper_matmul_kernel
@@ -19,6 +20,8 @@ from piper_kernels.linear.convrot.int8._plan import ceil_div
 COPY_REGISTERS = 24
 ALIGNMENT = 16
 _REGISTERS = 65_536
+
+_matmul = Launcher(hopper_matmul_kernel)
 
 
 @cache
@@ -82,25 +85,42 @@ def matmul(
     target = out
     if split > 1:
         target = torch.empty((split, rows, all_columns), dtype=torch.int32, device=out.device)
-    x_block, w_block = [plan.block_m, plan.block_k], [plan.block_n, plan.block_k]
-    w_layout = operand_layout(*w_block)
-    x_desc = TensorDescriptor.from_tensor(input_qdata, x_block, operand_layout(*x_block))
-    w_desc = TensorDescriptor.from_tensor(first[0], w_block, w_layout)
-    second_desc = w_desc
-    if second is not None:
-        second_desc = TensorDescriptor.from_tensor(second[0], w_block, w_layout)
+    x_desc = _descriptor(input_qdata, plan.block_m, plan.block_k)
+    w_desc = _descriptor(first[0], plan.block_n, plan.block_k)
+    second_desc = None if second is None else _descriptor(second[0], plan.block_n, plan.block_k)
     units = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n) * split
     units *= 1 if second is None else 2
+    key = None
+    if are_aligned(target, *tensors):
+        key = (out.device.index, plan, columns, depth, out.stride(0), rows >> 31, *strides)
+        key += (target.dtype, *(value.dtype for value in tensors[3:]), *flags.values())
+    constants = (
+        plan.stages,
+        plan.group_m,
+        split,
+        store_layout(plan.block_m, plan.block_n, plan.num_warps),
+        *flags.values(),
+        COPY_REGISTERS,
+    )
     with launch_guard(out.device):
-        hopper_matmul_kernel[(min(units, sm_count * plan.programs_per_sm),)](
-            x_desc, w_desc, second_desc, *tensors, target, rows, columns, depth, out.stride(0),
-            *strides, STAGES=plan.stages, GROUP_M=plan.group_m, SPLIT_K=split,
-            STORE=store_layout(plan.block_m, plan.block_n, plan.num_warps),
-            COPY_REGISTERS=COPY_REGISTERS, num_warps=plan.num_warps,
-            maxnreg=max_registers(plan), enable_fp_fusion=False, **flags,
+        _matmul(
+            min(units, sm_count * plan.programs_per_sm),
+            (x_desc, w_desc, second_desc, *tensors, target, rows, columns, depth, out.stride(0),
+             *strides, *constants),
+            {
+                "num_warps": plan.num_warps,
+                "maxnreg": max_registers(plan),
+                "enable_fp_fusion": False,
+            },
+            key,
         )  # fmt: skip
         if split > 1:
             sum_parts(target, input_scale, first, second, out)
+
+
+def _descriptor(codes: Tensor, rows: int, depth: int) -> TensorDescriptor:
+    """Return the TMA description of a matrix that is read in tiles."""
+    return TensorDescriptor.from_tensor(codes, [rows, depth], operand_layout(rows, depth))
 
 
 def max_registers(plan: HopperPlan) -> int | None:

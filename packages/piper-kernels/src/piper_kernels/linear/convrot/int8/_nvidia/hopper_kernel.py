@@ -205,7 +205,7 @@ def hopper_matmul_kernel(
     Args:
         x_desc: Descriptor of the rows, block ``[BLOCK_M, BLOCK_K]``.
         w_desc: Descriptor of the weight, block ``[BLOCK_N, BLOCK_K]``.
-        second_w_desc: Descriptor of the paired weight; read only when ``PAIRED``.
+        second_w_desc: Descriptor of the paired weight, ``None`` unless ``PAIRED``.
         x_scale: Pointer to FP32 ``[M]``.
         w_scale: Pointer to FP32 ``[N]``.
         second_w_scale: The same of the second projection.
@@ -230,6 +230,7 @@ def hopper_matmul_kernel(
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
+    other_desc = second_w_desc if PAIRED else w_desc
     x_ring = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -255,7 +256,7 @@ def hopper_matmul_kernel(
             (
                 copy_partition,
                 (
-                    x_desc, w_desc, second_w_desc, x_ring, w_ring, ready, empty, units, row_tiles,
+                    x_desc, w_desc, other_desc, x_ring, w_ring, ready, empty, units, row_tiles,
                     column_tiles, steps, GROUP_M, SPLIT_K, PAIRED,
                 ),
             ),

@@ -1,0 +1,84 @@
+"""Launches that compile different kernels have different keys, and repeated ones the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from piper_kernels.linear.convrot.int8 import _launch
+
+
+def aligned(*shape, dtype=torch.float32, offset=0):
+    size = torch.Size(shape).numel() * dtype.itemsize
+    storage = torch.zeros(size + 32, dtype=torch.uint8)
+    start = -storage.data_ptr() % 16 + offset
+    return storage[start : start + size].view(dtype).view(shape)
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    found = []
+    for name in ("_prepare", "_prepare_wide"):
+        monkeypatch.setattr(_launch, name, lambda *arguments: found.append(arguments[-1]))
+    return found
+
+
+def prepare(rows=3, features=256, dtype=torch.bfloat16, stride=0, offset=0, group=64,
+            activation=None, static=False, limit=None):  # fmt: skip
+    width = features * (2 if activation == "swiglu" else 1)
+    source = aligned(rows, width + stride, dtype=dtype)[:, :width]
+    qdata = aligned(rows, features, dtype=torch.int8, offset=offset)
+    scale = torch.tensor(1.0) if static else None
+    while scale is not None and scale.data_ptr() % 16:
+        scale = scale.clone()
+    _launch.prepare_rows(source, qdata, aligned(rows), group, activation, scale, limit)
+
+
+def test_preparations(keys):
+    changes = [{}, {"features": 512}, {"dtype": torch.float16}, {"stride": 1}, {"group": 16}]
+    changes += [{"activation": "gelu_tanh"}, {"activation": "swiglu"}, {"static": True}]
+    changes += [{"limit": 128}]
+    for change in changes:
+        prepare(**change)
+    assert None not in keys
+    assert len(set(keys)) == len(changes)
+    prepare(rows=7)
+    assert keys[-1] == keys[0]
+    prepare(offset=4)
+    assert keys[-1] is None
+
+
+def test_hopper_products(monkeypatch):
+    hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
+    from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
+
+    keys = []
+    monkeypatch.setattr(hopper, "_matmul", lambda *arguments: keys.append(arguments[-1]))
+    monkeypatch.setattr(hopper, "sum_parts", lambda *arguments: None)
+
+    def multiply(rows=3, columns=32, depth=64, dtype=torch.bfloat16, stride=0, bias=None,
+                 bias_stride=1, paired=False, plan=hopper_plan.THIN, offset=0):  # fmt: skip
+        x = aligned(rows, depth, dtype=torch.int8)
+        weight = (aligned(columns, depth, dtype=torch.int8), aligned(columns, 1))
+        vector = None
+        if bias is not None:
+            vector = aligned(columns * bias_stride, dtype=bias)[::bias_stride]
+        width = columns * (2 if paired else 1)
+        out = aligned(rows, width + stride, dtype=dtype, offset=offset)[:, :width]
+        second = (*weight, None) if paired else None
+        hopper.matmul(x, aligned(rows), (*weight, vector), second, out, plan, 132)
+
+    changes = [{}, {"columns": 48}, {"depth": 128}, {"dtype": torch.float16}, {"stride": 1}]
+    changes += [{"bias": torch.float32}, {"bias": torch.float16}]
+    changes += [{"bias": torch.float32, "bias_stride": 2}, {"paired": True}]
+    changes += [{"plan": hopper_plan.SQUARE}, {"plan": replace(hopper_plan.THIN, group_m=2)}]
+    for change in changes:
+        multiply(**change)
+    assert None not in keys
+    assert len(set(keys)) == len(changes)
+    multiply(rows=100)
+    assert keys[-1] == keys[0]
+    multiply(offset=8)
+    assert keys[-1] is None
