@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from _attention_operands import Operands
@@ -84,7 +85,17 @@ def _flashinfer_refusal(operands: Operands) -> str:
         return "takes one sequence"
     if not operands.query.is_cuda or torch.cuda.get_device_capability() != (9, 0):
         return "needs a Hopper GPU"
+    if not flashinfer_module(operands.query.shape[-1]).is_compiled:
+        return "its kernel is not built, see --build-flashinfer"
     return ""
+
+
+def flashinfer_module(head_dim: int) -> Any:  # noqa: ANN401
+    """Return FlashInfer's module of bf16 FA3 kernels, which takes minutes to build once."""
+    from flashinfer.jit import gen_single_prefill_module
+
+    dtypes, sizes, flags = [torch.bfloat16] * 3, [head_dim] * 2, [False] * 3
+    return gen_single_prefill_module("fa3", *dtypes, *sizes, 0, *flags)
 
 
 def _flashinfer(operands: Operands, is_causal: bool) -> Attention:

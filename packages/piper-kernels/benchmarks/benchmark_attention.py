@@ -1,7 +1,7 @@
 """Measure dense attention beside cuDNN, Flash SDPA, FlashInfer FA3 and SageAttention.
 
     python benchmark_attention.py [--quick] [--providers NAME ...] [--cases TEXT ...]
-        [--budget SECONDS] [--json FILE] [--commit HASH]
+        [--budget SECONDS] [--json FILE] [--commit HASH] [--build-flashinfer]
 
 Every case starts from bf16 queries, keys and values: preparation is part of a total. Results of
 N(0, 1) operands are compared with FP64 before they are timed; a wrong one is not timed. A GPU run
@@ -23,7 +23,7 @@ from _attention_operands import (
     exact_rows,
     random_operands,
 )
-from _attention_providers import PROVIDERS, Provider
+from _attention_providers import PROVIDERS, Provider, flashinfer_module
 from _attention_run import SETS, chosen, finish, parser_of, run_cases, time_rows
 from _attention_tables import attention_table, quality_table
 from _harness import WrongResultError, device
@@ -120,7 +120,14 @@ def measure_quality(names: Sequence[str], *, quick: bool) -> list[dict]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
-    options = parser_of(__doc__ or "", DENSE).parse_args(arguments)
+    parser = parser_of(__doc__ or "", DENSE)
+    parser.add_argument(
+        "--build-flashinfer", action="store_true", help="let FlashInfer build, for some minutes"
+    )
+    options = parser.parse_args(arguments)
+    if options.build_flashinfer:
+        for head_dim in (64, 128):
+            flashinfer_module(head_dim).build_and_load()
     quick = options.quick or device().type != "cuda"
     with torch.no_grad():
         quality = measure_quality(options.providers, quick=quick)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from piper_kernels.attention._mixed_sign_kernels.products import code_product, to_codes
 from piper_kernels.attention._mixed_sign_kernels.recurrence import (
+    exact_float,
     finite_or_zero,
     load_rows,
     log_scale,
@@ -62,11 +63,11 @@ def add_tile(
     denominator = denominator * old_weight + tl.sum(p, 1) * weight
     codes = to_codes(p * multiplier[None, :], PACKED)
     product = code_product(codes, value_tile(value_codes, first, stored_keys, 0, WIDTH), PRODUCT)
-    low = low * old_weight[:, None] + product.to(tl.float32) * weight[:, None]
+    low = low * old_weight[:, None] + exact_float(product) * weight[:, None]
     if SPLIT:
         values = value_tile(value_codes, first, stored_keys, WIDTH, WIDTH)
         product = code_product(codes, values, PRODUCT)
-        high = high * old_weight[:, None] + product.to(tl.float32) * weight[:, None]
+        high = high * old_weight[:, None] + exact_float(product) * weight[:, None]
     return low, high, denominator, maximum, offset
 
 

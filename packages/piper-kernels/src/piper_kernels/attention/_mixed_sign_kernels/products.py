@@ -25,19 +25,24 @@ cvt.pack.sat.u8.s32.b32 $0, b, a, c;
 }""")
 
 
+# Added to a number below 2**22, it leaves the nearest integer in the lowest bits.
+_MAGIC = tl.constexpr(12582912.0)
+
+
 @triton.jit
 def to_codes(scaled, PACKED: tl.constexpr):
-    """Return uint8 codes of FP32 numbers in [0, 255.5), rounded half up.
+    """Return uint8 codes of FP32 numbers in [0, 255.5).
 
     Args:
         scaled: ``[M, N]``.
-        PACKED: Whether four codes are converted together, by instructions of NVIDIA GPUs.
+        PACKED: Whether four codes are converted together, by instructions of NVIDIA GPUs that
+            round half up; otherwise additions round half to even.
     """
     if PACKED:
         return tl.inline_asm_elementwise(
             _PACK_FOUR_CODES, "=r,r,r,r,r", [scaled + 0.5], dtype=tl.uint8, is_pure=True, pack=4
         )
-    return tl.minimum((scaled + 0.5).to(tl.int32), 255).to(tl.uint8)
+    return (tl.minimum(scaled, 255.0) + _MAGIC).to(tl.int32, bitcast=True).to(tl.uint8)
 
 
 @triton.jit

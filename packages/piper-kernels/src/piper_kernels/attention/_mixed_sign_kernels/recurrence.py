@@ -14,6 +14,17 @@ _LOG2_255 = tl.constexpr(math.log2(255))
 _MANTISSA_STEP = tl.constexpr(2.0**-23)
 
 
+# As the lowest bits of an FP32 number of this size, integers within 2**22 are exact.
+_MAGIC = tl.constexpr(12582912.0)
+_MAGIC_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def exact_float(number):
+    """Return int32 within ``2**22`` as FP32, by additions instead of slower conversions."""
+    return (number + _MAGIC_BITS).to(tl.float32, bitcast=True) - _MAGIC
+
+
 @triton.jit
 def load_rows(codes, first, stop, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr):
     """Return int8 ``[ROWS, HEAD_DIM]`` from row ``first`` on, zero from ``stop`` on."""
@@ -42,7 +53,7 @@ def tile_scores(
     feature = tl.arange(0, HEAD_DIM)
     at = (first + column).to(tl.int64)[None, :] * HEAD_DIM + feature[:, None]
     products = tl.dot(query, tl.load(key_codes + at), out_dtype=tl.int32)
-    scores = products.to(tl.float32) * query_scale[:, None]
+    scores = exact_float(products) * query_scale[:, None]
     if PER_ROW:
         return scores * tl.load(key_scale + first + column)[None, :]
     return scores * tl.load(key_scale + first // 64)

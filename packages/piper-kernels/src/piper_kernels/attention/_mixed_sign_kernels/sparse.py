@@ -8,6 +8,7 @@ import triton.language as tl
 
 from piper_kernels.attention._mixed_sign_kernels.products import code_product, to_codes
 from piper_kernels.attention._mixed_sign_kernels.recurrence import (
+    exact_float,
     load_rows,
     log_scale,
     rescale,
@@ -95,7 +96,7 @@ def attend_list(
         product = code_product(to_codes(p * multiplier, PACKED), values, PRODUCT)
         values = value_tile(value_codes, other * 64, stored, 0, HEAD_DIM)
         product += code_product(to_codes(q * other_multiplier, PACKED), values, PRODUCT)
-        numerator = numerator * old_weight[:, None] + product.to(tl.float32) * weight[:, None]
+        numerator = numerator * old_weight[:, None] + exact_float(product) * weight[:, None]
     return numerator, denominator
 
 
