@@ -57,9 +57,8 @@ def test_interpolation_ends_on_every_action():
 class FakeClient:
     """Its chunks count on from the observation, so that every action names its step."""
 
-    metadata = {"action_horizon": 20}
-
     def __init__(self, seconds):
+        self.metadata = {"action_horizon": 20}
         self.seconds = seconds
         self.rtc = []
         self.failures = 0

@@ -125,12 +125,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     frame, reason = REFUSED[name]
-    with pytest.raises(CodecError, match="."):
+    with pytest.raises(CodecError) as refused:
         unpackb(frame)
-    try:
-        unpackb(frame)
-    except CodecError as error:
-        assert reason in str(error)
+    assert reason in str(refused.value)
 
 
 def test_frames_over_the_limit_are_not_looked_at():

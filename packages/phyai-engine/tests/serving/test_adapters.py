@@ -106,7 +106,7 @@ def test_what_is_wrong_is_named():
         generic.observation({"front": PICTURE.astype(np.int64), **state})
     with pytest.raises(ProcessingError, match="'prompt' is NoneType"):
         generic.observation({"front": PICTURE, "state": np.ones(3)})
-    with pytest.raises(ProcessingError, match="'observation.state' has shape"):
+    with pytest.raises(ProcessingError, match=r"'observation\.state' has shape"):
         generic.observation({"front": PICTURE, "observation.state": np.ones((2, 3)), "prompt": ""})
     with pytest.raises(ValueError, match="unknown adapter 'arm'; allowed: auto, generic, libero"):
         adapter("arm")

@@ -60,7 +60,7 @@ def test_recording_goes_on_where_it_was_and_stops_at_its_limit(tmp_path):
 
 
 def test_damage_is_named(tmp_path):
-    with pytest.raises(RecordingError, match="exchanges.jsonl is missing"):
+    with pytest.raises(RecordingError, match=r"exchanges\.jsonl is missing"):
         list(read_recording(tmp_path))
     recorder = Recorder(tmp_path, 2)
     recorder.add(Job({}, seed=1), Answer(ACTIONS))

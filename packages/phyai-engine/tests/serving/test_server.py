@@ -89,9 +89,12 @@ def test_a_failure_of_the_engine_closes_with_1011_after_its_traceback(serve_fake
 
 
 def test_actions_that_are_not_finite_are_never_sent(serve_fake):
-    with serve_fake() as server, PolicyClient(port=server.port) as client:
-        with pytest.raises(ServerError, match="not finite"):
-            client.infer(request(float("nan")))
+    with (
+        serve_fake() as server,
+        PolicyClient(port=server.port) as client,
+        pytest.raises(ServerError, match="not finite"),
+    ):
+        client.infer(request(float("nan")))
 
 
 def test_handshake_and_pages_answer_at_once_while_the_engine_computes(serve_fake):
@@ -285,11 +288,11 @@ def test_options(serve_fake):
             client.infer(request(), num_steps=0)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_encoded_pictures(serve_fake, format):
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_encoded_pictures(serve_fake, kind):
     pixels = np.full((16, 24, 3), (200, 40, 90), np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format, quality=95)
+    Image.fromarray(pixels).save(file, kind, quality=95)
     data = file.getvalue()
     with serve_fake() as server, PolicyClient(port=server.port) as client:
         for value in (data, np.frombuffer(data, np.uint8)):
@@ -304,9 +307,12 @@ def test_encoded_pictures(serve_fake, format):
 def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_decoded(serve_fake):
     file = io.BytesIO()
     Image.new("1", (50_000, 50_000)).save(file, "PNG")
-    with serve_fake() as server, PolicyClient(port=server.port) as client:
-        with pytest.raises(ServerError, match="pixels"):
-            client.infer(request(front=file.getvalue()))
+    with (
+        serve_fake() as server,
+        PolicyClient(port=server.port) as client,
+        pytest.raises(ServerError, match="pixels"),
+    ):
+        client.infer(request(front=file.getvalue()))
 
 
 def test_prompts_of_every_kind(serve_fake):
