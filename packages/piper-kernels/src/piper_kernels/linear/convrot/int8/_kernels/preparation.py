@@ -16,6 +16,9 @@ from piper_kernels._triton.convrot_rows import (
     store_mirrored_quarter,
 )
 
+_NEGATED_LOG2_E = tl.constexpr(-1.4426950408889634)
+_NEGATED_GELU = tl.constexpr(-2.302208198144325)  # 2 * sqrt(2 / pi) * log2(e)
+
 
 @triton.jit
 def activated_quarter(
@@ -47,11 +50,11 @@ def activated_quarter(
     values = tl.load(source_rows + columns, mask=mask, other=0.0).to(tl.float32)
     if ACTIVATION == "gelu_tanh":
         # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); an infinite exponential gives the limit 0.
-        doubled = 1.5957691216057308 * (values + 0.044715 * (values * values * values))
-        values = values / (1.0 + tl.exp(-doubled))
+        cubic = values + 0.044715 * (values * values * values)
+        values = values / (1.0 + tl.exp2(cubic * _NEGATED_GELU))
     if ACTIVATION == "swiglu":
         gate = tl.load(source_rows + features + columns, mask=mask, other=0.0).to(tl.float32)
-        values = values * (gate / (1.0 + tl.exp(-gate)))
+        values = values * (gate / (1.0 + tl.exp2(gate * _NEGATED_LOG2_E)))
     return values
 
 
