@@ -90,12 +90,14 @@ def _flashinfer_refusal(operands: Operands) -> str:
     return ""
 
 
-def flashinfer_module(head_dim: int) -> Any:  # noqa: ANN401
+def flashinfer_module(head_dim: int) -> Any:
     """Return FlashInfer's module of bf16 FA3 kernels, which takes minutes to build once."""
     from flashinfer.jit import gen_single_prefill_module
 
-    dtypes, sizes, flags = [torch.bfloat16] * 3, [head_dim] * 2, [False] * 3
-    return gen_single_prefill_module("fa3", *dtypes, *sizes, 0, *flags)
+    dtype = torch.bfloat16
+    return gen_single_prefill_module(
+        "fa3", dtype, dtype, dtype, head_dim, head_dim, 0, False, False, False
+    )
 
 
 def _flashinfer(operands: Operands, is_causal: bool) -> Attention:

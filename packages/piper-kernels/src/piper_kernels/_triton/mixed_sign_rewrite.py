@@ -20,11 +20,10 @@ _INDEXED = re.compile(
 )
 _INSERTED = re.compile(
     r"insert(?:value|element) .*? (%[\w.$-]+|zeroinitializer|undef|poison), "
-    r"\S+ (%[\w.$-]+|\d+|undef|poison), (?:i\d+ )?(\d+)"
+    r"\S+ (%[\w.$-]+|-?\d+|undef|poison), (?:i\d+ )?(\d+)"
 )
 _PHI_INPUT = re.compile(r"\[ ([^,\]]+), %[^\]]+\]")
 _SELECT = re.compile(r"select i1 [^,]+, (?:<.*?>|\{.*?\}|\w+) ([^,]+), (?:<.*?>|\{.*?\}|\w+) (\S+)")
-_ZERO = {"0", "zeroinitializer", "undef", "poison", "null"}
 
 _NVIDIA_PRODUCTS = (
     ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32", ".s32.u8.s8.s32"),
@@ -36,12 +35,12 @@ _WARPGROUP_PRODUCT = re.compile(r"(wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.
 _PASSES_THROUGH = ("// wait for regs", "wgmma.wait_group")
 _AMD_PRODUCT = re.compile(
     r"@llvm\.amdgcn\.wmma\.i32\.16x16x16\.iu8\.[\w.]+\((i1 \w+), (.+?), (i1 \w+), (.+?), "
-    r"<\d+ x i32> (\S+), (i1 \w+)\)"
+    r"<\d+ x i32> (%[\w.$-]+|[^%]+), (i1 \w+)\)"
 )
 
 
 class MixedSignError(RuntimeError):
-    """A marker does not follow a product that starts from zero, or cannot be understood."""
+    """A marker does not follow products that start from constants, or cannot be understood."""
 
 
 def rewrite_products(llvm_ir: str, marker: str, *, left_is_second: bool = False) -> str:
@@ -54,7 +53,7 @@ def rewrite_products(llvm_ir: str, marker: str, *, left_is_second: bool = False)
             Triton computes the transposed product.
 
     Raises:
-        MixedSignError: An accumulator has a part that no product and no zero made.
+        MixedSignError: An accumulator has a part that no product and no constant made.
     """
     if marker not in llvm_ir:
         return llvm_ir
@@ -96,14 +95,14 @@ def _products_of(value: str, definitions: Mapping[str, int], lines: list[str]) -
     waiting: list[tuple[str, int | None]] = [(value, None)]
     while waiting:
         item = waiting.pop()
-        if item in seen or item[0] in _ZERO:
+        if item in seen or "%" not in item[0]:  # a constant
             continue
         seen.add(item)
         name, element = item
         number = definitions.get(name)
         if number is None:
             raise MixedSignError(
-                f"a marked accumulator must start from zero, found the value {name} from outside"
+                f"a marked accumulator must start from constants, found {name} from outside"
             )
         line = lines[number]
         if _is_product(line):
@@ -145,7 +144,7 @@ def _sources(line: str, element: int | None) -> Iterator[tuple[str, int | None]]
         yield match.group(2).strip().rstrip(","), element
     else:
         raise MixedSignError(
-            f"a marked accumulator must be a sum of products that starts from zero, found: "
+            f"a marked accumulator must be a sum of products that starts from constants, found: "
             f"{line.strip()}"
         )
 

@@ -6,9 +6,14 @@
 import triton
 import triton.language as tl
 
-from piper_kernels.attention._mixed_sign_kernels.products import code_product, to_codes
+from piper_kernels.attention._mixed_sign_kernels.products import (
+    add_products,
+    counted,
+    mark,
+    start_counting,
+    to_codes,
+)
 from piper_kernels.attention._mixed_sign_kernels.recurrence import (
-    exact_float,
     finite_or_zero,
     load_rows,
     log_scale,
@@ -62,12 +67,13 @@ def add_tile(
     old_weight, weight, maximum, offset = rescale(maximum, offset, tile_maximum, tile_offset)
     denominator = denominator * old_weight + tl.sum(p, 1) * weight
     codes = to_codes(p * multiplier[None, :], PACKED)
-    product = code_product(codes, value_tile(value_codes, first, stored_keys, 0, WIDTH), PRODUCT)
-    low = low * old_weight[:, None] + exact_float(product) * weight[:, None]
+    values = value_tile(value_codes, first, stored_keys, 0, WIDTH)
+    sums = add_products(start_counting(low.shape[0], WIDTH), codes, values, PRODUCT)
+    low = low * old_weight[:, None] + counted(mark(sums, PRODUCT)) * weight[:, None]
     if SPLIT:
         values = value_tile(value_codes, first, stored_keys, WIDTH, WIDTH)
-        product = code_product(codes, values, PRODUCT)
-        high = high * old_weight[:, None] + exact_float(product) * weight[:, None]
+        sums = add_products(start_counting(low.shape[0], WIDTH), codes, values, PRODUCT)
+        high = high * old_weight[:, None] + counted(mark(sums, PRODUCT)) * weight[:, None]
     return low, high, denominator, maximum, offset
 
 

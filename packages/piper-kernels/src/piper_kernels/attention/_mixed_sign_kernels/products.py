@@ -25,8 +25,25 @@ cvt.pack.sat.u8.s32.b32 $0, b, a, c;
 }""")
 
 
-# Added to a number below 2**22, it leaves the nearest integer in the lowest bits.
+# An FP32 number whose lowest bits count: integers within 2**22 that are added to its bits, or
+# numbers that are added to it, appear in both forms.
 _MAGIC = tl.constexpr(12582912.0)
+_MAGIC_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def start_counting(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return int32 sums for :func:`counted` to which nothing was added."""
+    return tl.full((ROWS, COLUMNS), _MAGIC_BITS, tl.int32)
+
+
+@triton.jit
+def counted(sums):
+    """Return what was added to sums of :func:`start_counting`, within ``2**22``, as FP32.
+
+    Integers become floating by one subtraction; conversion instructions are slower.
+    """
+    return sums.to(tl.float32, bitcast=True) - _MAGIC
 
 
 @triton.jit
@@ -46,23 +63,31 @@ def to_codes(scaled, PACKED: tl.constexpr):
 
 
 @triton.jit
-def code_product(codes, values, PRODUCT: tl.constexpr):
-    """Return ``codes @ values``, int32 ``[M, N]``.
+def add_products(sums, codes, values, PRODUCT: tl.constexpr):
+    """Return int32 ``sums + codes @ values``, ``[M, N]``.
 
     Args:
+        sums: int32 ``[M, N]``, the same constant everywhere or a result of this function.
         codes: uint8 ``[M, K]``.
         values: int8 ``[K, N]``.
         PRODUCT: ``NVIDIA``, ``AMD`` or ``AFFINE``.
     """
     if PRODUCT == AFFINE:
         lower = (codes.to(tl.int32) - 128).to(tl.int8)
-        sums = tl.sum(values.to(tl.int32), 0)
-        return tl.dot(lower, values, out_dtype=tl.int32) + 128 * sums[None, :]
-    product = tl.dot(codes.to(tl.int8, bitcast=True), values, out_dtype=tl.int32)
+        of_values = tl.sum(values.to(tl.int32), 0)
+        return tl.dot(lower, values, sums, out_dtype=tl.int32) + 128 * of_values[None, :]
+    return tl.dot(codes.to(tl.int8, bitcast=True), values, sums, out_dtype=tl.int32)
+
+
+@triton.jit
+def mark(sums, PRODUCT: tl.constexpr):
+    """Return the sums; all products that were added to them take unsigned codes."""
+    if PRODUCT == NVIDIA:
+        return tl.inline_asm_elementwise(
+            MARKER_ASM, "=r,r", [sums], dtype=tl.int32, is_pure=True, pack=1
+        )
     if PRODUCT == AMD:
         return tl.inline_asm_elementwise(
-            MARKER_ASM, "=v,v", [product], dtype=tl.int32, is_pure=True, pack=1
+            MARKER_ASM, "=v,v", [sums], dtype=tl.int32, is_pure=True, pack=1
         )
-    return tl.inline_asm_elementwise(
-        MARKER_ASM, "=r,r", [product], dtype=tl.int32, is_pure=True, pack=1
-    )
+    return sums

@@ -8,21 +8,12 @@ import math
 import triton
 import triton.language as tl
 
+from piper_kernels.attention._mixed_sign_kernels.products import counted, start_counting
+
 # Bits of FP32 numbers are a logarithm that is at most 0.0861 too low; multipliers are 255 scales.
 _BOUND_OFFSET = tl.constexpr(127 + math.log2(255) - 0.086085)
 _LOG2_255 = tl.constexpr(math.log2(255))
 _MANTISSA_STEP = tl.constexpr(2.0**-23)
-
-
-# As the lowest bits of an FP32 number of this size, integers within 2**22 are exact.
-_MAGIC = tl.constexpr(12582912.0)
-_MAGIC_BITS = tl.constexpr(0x4B400000)
-
-
-@triton.jit
-def exact_float(number):
-    """Return int32 within ``2**22`` as FP32, by additions instead of slower conversions."""
-    return (number + _MAGIC_BITS).to(tl.float32, bitcast=True) - _MAGIC
 
 
 @triton.jit
@@ -52,8 +43,9 @@ def tile_scores(
     column = tl.arange(0, 64)
     feature = tl.arange(0, HEAD_DIM)
     at = (first + column).to(tl.int64)[None, :] * HEAD_DIM + feature[:, None]
-    products = tl.dot(query, tl.load(key_codes + at), out_dtype=tl.int32)
-    scores = exact_float(products) * query_scale[:, None]
+    sums = start_counting(query.shape[0], 64)
+    sums = tl.dot(query, tl.load(key_codes + at), sums, out_dtype=tl.int32)
+    scores = counted(sums) * query_scale[:, None]
     if PER_ROW:
         return scores * tl.load(key_scale + first + column)[None, :]
     return scores * tl.load(key_scale + first // 64)

@@ -6,9 +6,14 @@
 import triton
 import triton.language as tl
 
-from piper_kernels.attention._mixed_sign_kernels.products import code_product, to_codes
+from piper_kernels.attention._mixed_sign_kernels.products import (
+    add_products,
+    counted,
+    mark,
+    start_counting,
+    to_codes,
+)
 from piper_kernels.attention._mixed_sign_kernels.recurrence import (
-    exact_float,
     load_rows,
     log_scale,
     rescale,
@@ -93,10 +98,12 @@ def attend_list(
         old_weight, weight, maximum, offset = rescale(maximum, offset, pair_maximum, pair_offset)
         denominator = denominator * old_weight + (tl.sum(p, 1) + tl.sum(q, 1)) * weight
         values = value_tile(value_codes, block * 64, stored, 0, HEAD_DIM)
-        product = code_product(to_codes(p * multiplier, PACKED), values, PRODUCT)
+        sums = start_counting(64, HEAD_DIM)
+        sums = add_products(sums, to_codes(p * multiplier, PACKED), values, PRODUCT)
         values = value_tile(value_codes, other * 64, stored, 0, HEAD_DIM)
-        product += code_product(to_codes(q * other_multiplier, PACKED), values, PRODUCT)
-        numerator = numerator * old_weight[:, None] + exact_float(product) * weight[:, None]
+        sums = add_products(sums, to_codes(q * other_multiplier, PACKED), values, PRODUCT)
+        sums = mark(sums, PRODUCT)
+        numerator = numerator * old_weight[:, None] + counted(sums) * weight[:, None]
     return numerator, denominator
 
 
