@@ -12,6 +12,7 @@ from phyai.kernels.attention_segments import attention_segments
 from phyai.runtime.segments import segment_plan, segment_row
 from phyai.triton import decoder, segments
 from phyai.triton.decoder import Tiles
+from phyai.triton.small_gemm import small_gemm
 
 DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
 # The interpreter cuts values off where a GPU rounds them to bf16.
@@ -99,7 +100,20 @@ def check_attention(queries, prefixes, heads, dim, *, splits_keys):
     close(found[1:row], expected[1:row], f"attention {queries} {prefixes} {splits_keys}")
 
 
+def check_small_products():
+    for rows, width, depth in ((1, 1, 1), (7, 33, 32), (50, 1030, 32), (50, 32, 1030)):
+        x, bias = normal(rows, depth, dtype=torch.float32), normal(width, dtype=torch.float32)
+        weight = normal(width, depth, dtype=torch.float32)
+        for shift in (bias, None):
+            found = small_gemm(x, weight, shift)
+            expected = functional.linear(x.double(), weight.double(), None)
+            expected = expected if shift is None else expected + shift.double()
+            error = (found - expected).norm() / expected.norm()
+            assert error < 1e-6, (rows, width, depth, float(error))
+
+
 def main():
+    check_small_products()
     for rows in (1, 50, 67):
         check_products(rows)
     check_attention([5], [(70, 5)], 4, 64, splits_keys=True)

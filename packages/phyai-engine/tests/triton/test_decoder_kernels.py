@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from phyai.triton import segments, skinny
+from phyai.triton import segments, skinny, small_gemm
 
 CHECKS = Path(__file__).with_name("decoder_checks.py")
 TARGETS = {
@@ -39,6 +39,7 @@ KERNELS = {
             "BLOCK_M": 64, "BLOCK_N": 64, "WIDE": False,
         },
     ),
+    "small": (small_gemm._small_kernel, {"HAS_BIAS": True, "BLOCK_N": 8, "BLOCK_K": 1024}),
     "merge": (
         segments._merge_kernel,
         {"HEADS": 8, "DIM": 256, "CHUNK": 128, "SPLITS": 8, "ROWS": 4},
@@ -55,6 +56,8 @@ def signature(kernel, constants, name):
         types.update({key: kind for key in names if key in types})
     types["partial"] = "*fp32" if name == "residual" else "*bf16"
     types["eps"] = "fp32"
+    if name == "small":
+        types |= dict.fromkeys(("x", "weight", "bias", "out"), "*fp32")
     if name == "attend":
         types["scale"] = "fp32"
     return {key: "constexpr" if key in constants else types[key] for key in kernel.arg_names}
@@ -65,7 +68,8 @@ def signature(kernel, constants, name):
 def test_compiles(name, target):
     kernel, constants = KERNELS[name]
     early = target in ("sm_90", "sm_100", "sm_120")
-    constants = {**constants, "PDL": early}
+    if "PDL" in kernel.arg_names:
+        constants = {**constants, "PDL": 2 * early}
     narrow = target.startswith(("gfx", "sm_120", "sm_89")) and "BLOCK_K" in constants
     if narrow:  # a quarter of the shared memory
         constants["BLOCK_K"] = 64

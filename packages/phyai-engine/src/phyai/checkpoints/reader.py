@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -92,10 +93,10 @@ class CheckpointReader:
                 f"{path} is not a complete safetensors file ({error}); copy it again"
             ) from error
 
-    def get(self, name: str) -> Tensor:
-        """Returns one tensor on the CPU."""
+    def get(self, name: str, device: torch.device | str = "cpu") -> Tensor:
+        """Returns one tensor, copied from the mapped file straight to ``device``."""
         path, stored = self._stored[name]
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt", device=str(device)) as file:
             return file.get_tensor(stored)
 
     def logical_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -129,9 +130,9 @@ class CheckpointReader:
         rows, columns = self.get(declared).tolist()
         return int(rows), int(columns)
 
-    def tensors(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Returns a reader for each tensor, opening each file only when asked."""
-        return {name: lambda name=name: self.get(name) for name in self._stored}
+    def tensors(self, device: torch.device | str = "cpu") -> Mapping[str, Callable[[], Tensor]]:
+        """Returns a reader to ``device`` for each tensor, opening each file only when asked."""
+        return {name: lambda name=name: self.get(name, device) for name in self._stored}
 
     def bytes_on_disk(self) -> int:
         """Returns the size of the weight files in bytes."""

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import at_least, divisible, eq, is_none, one_of
+from phyai.dispatch.conditions import at_least, compare, divisible, eq, is_none, lib, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
-from phyai.dispatch.predicate import Predicate, all_of
+from phyai.dispatch.predicate import Predicate, all_of, any_of
 from phyai.kernels import gemm_flashinfer, gemm_humming, gemm_piper
 from phyai.kernels.bench_gemm import gemm_inputs
 from phyai.kernels.conditions import NVIDIA, returns
@@ -75,6 +75,12 @@ def _fp8_scaled_mm(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], rows).to(x.dtype)
 
 
+def _small(facts: Any, params: Any) -> Any:  # noqa: ARG001
+    from phyai.triton.small_gemm import small_gemm
+
+    return lambda layer, x, bias: small_gemm(x, layer.weight, bias)
+
+
 def _row(
     kernel_id: str, when: Predicate, prepare: Any, priority: int, *, reference: bool = False
 ) -> Impl:
@@ -121,6 +127,21 @@ def populate(catalog: Catalog) -> None:
     dense = one_of(_FORMAT, "bf16", "fp16")
     rows = (
         _row("torch.gemm.bf16", dense, returns(_dense), lowest, reference=True),
+        _row(
+            "triton.gemm.small_fp32",
+            all_of(
+                dense,
+                NVIDIA,
+                lib("triton"),
+                eq("dtype.input", "fp32"),
+                eq("dtype.weight", "fp32"),
+                compare("shape.M", "<=", 256),
+                any_of(compare("shape.N", "<=", 64), compare("shape.K", "<=", 64)),
+                compare("shape.K", "<=", 4096),
+            ),
+            _small,
+            Priority.OPTIMIZED,
+        ),
         _fp8_row("per_tensor"),
         _fp8_row("per_channel"),
         *(

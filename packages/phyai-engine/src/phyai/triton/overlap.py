@@ -11,7 +11,7 @@ import torch
 
 
 @lru_cache(maxsize=16)
-def overlap(device: torch.device) -> tuple[dict[str, bool], bool]:
+def overlap(device: torch.device) -> tuple[dict[str, bool], int]:
     """Returns launch options for kernels that may start early, and whether they may.
 
     NVIDIA GPUs from SM90 on can. The environment variable ``PHYAI_NO_DEPENDENT_LAUNCH`` turns it
@@ -21,9 +21,9 @@ def overlap(device: torch.device) -> tuple[dict[str, bool], bool]:
         device.type == "cuda"
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device)[0] >= 9
-        and not os.environ.get("PHYAI_NO_DEPENDENT_LAUNCH")
     )
-    return ({"launch_pdl": True} if able else {}), able
+    mode = int(os.environ.get("PHYAI_DEPENDENT_LAUNCH", "0")) if able else 0
+    return ({"launch_pdl": True} if mode else {}), mode
 
 
 def wide_products() -> bool:

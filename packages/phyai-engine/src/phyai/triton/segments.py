@@ -36,8 +36,11 @@ def _attend_kernel(
     and length of its first run of keys, and those of its second run.
     """
     if PDL:
-        cuda.gdc_launch_dependents()
+        if PDL == 1:
+            cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+        if PDL == 2:
+            cuda.gdc_launch_dependents()
     request = tl.program_id(2) // KV_HEADS
     kv_head = tl.program_id(2) % KV_HEADS
     split = tl.program_id(1)
@@ -102,8 +105,11 @@ def _merge_kernel(
 ) -> None:  # fmt: skip
     """Joins the chunks of rows [token, head], each weighted by its sum of exponentials."""
     if PDL:
-        cuda.gdc_launch_dependents()
+        if PDL == 1:
+            cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+        if PDL == 2:
+            cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = row < total_rows
     token = row // HEADS
@@ -114,19 +120,25 @@ def _merge_kernel(
         mine = (inside >= 0) & (inside < tl.load(entry + 1))
         available = tl.load(entry + 3) + tl.load(entry + 5)
         chunks = tl.where(mine, (available + CHUNK - 1) // CHUNK, chunks)
-    split = tl.arange(0, SPLITS)
-    used = (split[:, None] < chunks[None, :]) & rows[None, :]
-    place = split[:, None].to(tl.int64) * total_rows + row[None, :]
-    heights = tl.load(lse + place, mask=used, other=float("-inf"))
-    shares = tl.math.exp2(heights - tl.max(heights, axis=0)[None, :])
-    shares = tl.where(used, shares, 0.0)
-    shares = shares / tl.sum(shares, axis=0)[None, :]
     dim = tl.arange(0, DIM)
-    offsets = place[:, :, None] * DIM + dim[None, None, :]
-    parts = tl.load(partial + offsets, mask=used[:, :, None], other=0.0).to(tl.float32)
-    result = tl.sum(parts * shares[:, :, None], axis=0)
-    target = out + row[:, None].to(tl.int64) * DIM + dim[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=rows[:, None])
+    offsets = row[:, None].to(tl.int64) * DIM + dim[None, :]
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        used = rows & (split < chunks)
+        height = tl.load(lse + split * total_rows + row, mask=used, other=float("-inf"))
+        top = tl.maximum(top, height)
+    whole = tl.zeros((ROWS,), tl.float32)
+    result = tl.zeros((ROWS, DIM), tl.float32)
+    for split in tl.static_range(SPLITS):
+        used = rows & (split < chunks)
+        height = tl.load(lse + split * total_rows + row, mask=used, other=float("-inf"))
+        share = tl.where(used, tl.math.exp2(height - top), 0.0)
+        source = partial + split * total_rows * DIM + offsets
+        part = tl.load(source, mask=used[:, None], other=0.0).to(tl.float32)
+        result += part * share[:, None]
+        whole += share
+    result = result / whole[:, None]
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=rows[:, None])
 
 
 def attend(
@@ -194,7 +206,7 @@ def attend(
             HEADS=heads,
             DIM=dim,
             CHUNK=CHUNK,
-            SPLITS=triton.next_power_of_2(splits),
+            SPLITS=splits,
             ROWS=MERGED_ROWS,
             PDL=pdl,
             num_warps=4,

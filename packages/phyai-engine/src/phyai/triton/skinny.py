@@ -98,18 +98,29 @@ def _consume_kernel(
     rows = row < M
     weight_row = _weight_rows(tile, half, FORM, BLOCK_N)
     added = tl.load(constant + weight_row)
+    pair = tl.arange(0, BLOCK_N // 2)
     if PDL:
-        cuda.gdc_launch_dependents()
+        if PDL == 1:
+            cuda.gdc_launch_dependents()
         _prefetch(weight, weight_row, 0, K, K, BLOCK_K)
         cuda.gdc_wait()
+    # What the end needs is asked for before the loop, so that its latency is hidden.
+    inverse = _inverse_rms(squares, row, rows, tiles, M, K, eps, TILES)
+    if FORM == ROPE:
+        place = (tile % (2 * half // BLOCK_N)) * (BLOCK_N // 2) + pair
+        position = tl.load(positions + row, mask=rows, other=0).to(tl.int64)
+        table = cos_sin + position[:, None] * (2 * half) + place[None, :]
+        cos = tl.load(table, mask=rows[:, None], other=0.0)
+        sin = tl.load(table + half, mask=rows[:, None], other=0.0)
+        slot = tl.load(slots + row, mask=rows, other=0).to(tl.int64)
     total = _product(
         x, weight, row, rows, weight_row, 0, K, K, x_stride, BLOCK_M, BLOCK_N, BLOCK_K, WIDE
     )
-    inverse = _inverse_rms(squares, row, rows, tiles, M, K, eps, TILES)
+    if PDL == 2:
+        cuda.gdc_launch_dependents()
     total = total * inverse[:, None] + added[None, :]
     left, right = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
     kind = out.dtype.element_ty
-    pair = tl.arange(0, BLOCK_N // 2)
     if FORM == GEGLU:
         # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
         inner = left * (1.0 + 0.044715 * left * left)
@@ -118,22 +129,15 @@ def _consume_kernel(
         target = out + row[:, None].to(tl.int64) * out_stride + column[None, :]
         tl.store(target, result.to(kind), mask=rows[:, None])
     else:
-        per_head = 2 * half // BLOCK_N
-        head, place = tile // per_head, (tile % per_head) * (BLOCK_N // 2) + pair
+        head = tile // (2 * half // BLOCK_N)
         if head <= heads:  # a query head or the key head
-            position = tl.load(positions + row, mask=rows, other=0).to(tl.int64)
-            table = cos_sin + position[:, None] * (2 * half) + place[None, :]
-            cos = tl.load(table, mask=rows[:, None], other=0.0)
-            sin = tl.load(table + half, mask=rows[:, None], other=0.0)
             left, right = left * cos - right * sin, right * cos + left * sin
         if head < heads:
             target = out + row[:, None].to(tl.int64) * out_stride + head * 2 * half
+        elif head == heads:
+            target = keys + slot[:, None] * (2 * half)
         else:
-            slot = tl.load(slots + row, mask=rows, other=0).to(tl.int64)
-            if head == heads:
-                target = keys + slot[:, None] * (2 * half)
-            else:
-                target = values + slot[:, None] * (2 * half)
+            target = values + slot[:, None] * (2 * half)
         target += place[None, :]
         tl.store(target, left.to(kind), mask=rows[:, None])
         tl.store(target + half, right.to(kind), mask=rows[:, None])
@@ -155,15 +159,19 @@ def _produce_kernel(
     first = tl.multiple_of(split * depth, BLOCK_K)
     gates = tl.load(gate + weight_row)
     factors = tl.load(scale + weight_row)
+    place = row[:, None].to(tl.int64) * N + weight_row[None, :]
     if PDL:
-        cuda.gdc_launch_dependents()
+        if PDL == 1:
+            cuda.gdc_launch_dependents()
         _prefetch(weight, weight_row, first, first + depth, K, BLOCK_K)
         cuda.gdc_wait()
+    old = tl.load(residual + place, mask=rows[:, None], other=0.0).to(tl.float32)
     total = _product(
         x, weight, row, rows, weight_row, first, first + depth, K, x_stride,
         BLOCK_M, BLOCK_N, BLOCK_K, WIDE,
     )  # fmt: skip
-    place = row[:, None].to(tl.int64) * N + weight_row[None, :]
+    if PDL == 2:
+        cuda.gdc_launch_dependents()
     last = True
     if SPLITS > 1:
         tl.store(partial + split.to(tl.int64) * M * N + place, total, mask=rows[:, None])
@@ -182,7 +190,6 @@ def _produce_kernel(
                     cache_modifier=".cg",
                 )  # fmt: skip
         kind = out.dtype.element_ty
-        old = tl.load(residual + place, mask=rows[:, None], other=0.0).to(tl.float32)
         new = (old + gates[None, :] * total).to(kind)
         tl.store(out + place, new, mask=rows[:, None])
         wide = new.to(tl.float32)

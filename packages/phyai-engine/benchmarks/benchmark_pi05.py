@@ -1,0 +1,110 @@
+"""Latency of π0.5, full size with random weights, against its floor and against LeRobot.
+
+    python packages/phyai-engine/benchmarks/benchmark_pi05.py --output results.json
+    python packages/phyai-engine/benchmarks/benchmark_pi05.py --page results.json
+
+The first command times the three settings with published latencies (and batches with ``--batch``)
+for every ``--policy``, compares the actions of each policy with the reference kernels in fp32, and
+times LeRobot's own policy in the same run where it is installed. The second writes
+``docs/pi05-performance.md`` from the stored file.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from _environment import environment
+from _lerobot import time_lerobot
+from _pi05_page import page
+
+from phyai.models.pi05.accuracy import compare_with_reference
+from phyai.models.pi05.bench import ANCHORS, Setting, measure_all
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "pi05-performance.md"
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure every policy; what one of them cannot do is stored as its error."""
+    device = torch.device("cuda", 0)
+    settings = [*ANCHORS]
+    settings += [Setting(f"batch {size}", 3, 200, batch=size) for size in arguments.batch]
+    document: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "environment": environment(device),
+        "replays": arguments.replays,
+        "policies": {},
+    }
+    for policy in [None, *arguments.policy]:
+        name = "bf16" if policy is None else policy.stem
+        document["policies"][name] = dict(_policy(policy, settings, arguments))
+        _store(document, arguments.output)
+    if arguments.lerobot:
+        document["lerobot"] = time_lerobot(device, compiled=arguments.compile)
+        _store(document, arguments.output)
+    return document
+
+
+def _policy(
+    policy: Path | None, settings: Sequence[Setting], arguments: argparse.Namespace
+) -> Iterator[tuple[str, Any]]:
+    try:
+        results = []
+        for found in measure_all(
+            settings, "cuda", policy, replays=arguments.replays, kernels=arguments.kernels
+        ):
+            results.append(found)
+            spent = {stage: values["p50"] for stage, values in found["ms"].items()}
+            print(policy, found["setting"]["name"], spent, found["ratio"]["total"], flush=True)
+        yield "results", results
+        _free()
+        if arguments.inputs:
+            accuracy = compare_with_reference(policy, "cuda", inputs=arguments.inputs)
+            print(policy, accuracy, flush=True)
+            yield "accuracy", accuracy
+            _free()
+    except Exception as error:  # the other policies are still worth measuring
+        print(policy, error, file=sys.stderr)
+        yield "error", f"{type(error).__name__}: {error}"
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _store(document: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    """Parse the command line, then measure or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", type=Path, action="append", default=[])
+    parser.add_argument("--batch", type=int, action="append", default=[])
+    parser.add_argument("--replays", type=int, default=200)
+    parser.add_argument("--inputs", type=int, default=64, help="compared with fp32; 0 for none")
+    parser.add_argument("--kernels", type=int, default=12, help="listed for each stage")
+    parser.add_argument("--lerobot", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="also LeRobot's compiled policy")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--page", type=Path, help="stored results to write the page from")
+    arguments = parser.parse_args()
+    if arguments.page is not None:
+        PAGE.write_text(page(json.loads(arguments.page.read_text())), encoding="utf-8")
+        return
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs an NVIDIA GPU")
+    run(arguments)
+
+
+if __name__ == "__main__":
+    main()
