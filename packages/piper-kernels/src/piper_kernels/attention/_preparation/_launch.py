@@ -16,7 +16,7 @@ from piper_kernels.attention._quantization import Granularity, RowGroups
 
 TILE = 64
 # Programs that fill a device a few times; longer loops make fewer partial results.
-_PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 1024, 2048
+_PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 512, 2048
 _MOST_CHUNK_TILES = 16
 _FINISH_CHUNKS = 16
 _STAGES = 1

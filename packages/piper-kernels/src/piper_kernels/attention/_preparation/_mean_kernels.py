@@ -7,7 +7,7 @@
 import triton
 import triton.language as tl
 
-from piper_kernels.attention._preparation._code_kernels import TILE, row_mask
+from piper_kernels.attention._preparation._code_kernels import TILE
 from piper_kernels.attention._preparation._rotation_kernels import rotate_row
 
 
@@ -57,12 +57,17 @@ def partial_kernel(
         source = value + batch * value_batch_stride + head * value_head_stride
         stride = value_row_stride
     features = tl.arange(0, D)[None, :]
-    offsets = tl.arange(0, TILE).to(tl.int64)[:, None] * stride + features
+    ROWS: tl.constexpr = TILE if D == 128 else 2 * TILE
+    row = tl.arange(0, ROWS)
+    offsets = row.to(tl.int64)[:, None] * stride + features
     last = tl.minimum(rows, (chunk + 1) * chunk_rows)
-    sums = tl.zeros((TILE, D), tl.float32)
+    sums = tl.zeros((ROWS, D), tl.float32)
     maximal = VALUE_SCALES and operand == 1
-    for first in range(chunk * chunk_rows, last, TILE):
-        mask = row_mask(first, rows, lengths, MASKED)
+    for first in range(chunk * chunk_rows, last, ROWS):
+        mask = first + row < last
+        if MASKED:
+            tile = (first + row) // TILE
+            mask = mask & (row % TILE < tl.load(lengths + tile, mask=mask, other=0))
         tile = tl.load(
             source + tl.cast(first, tl.int64) * stride + offsets, mask=mask[:, None], other=0.0
         )

@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 
 _LOWEST = tl.constexpr(-0x80000000)
+_HIGHEST = tl.constexpr(0x7FFFFFFF)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-TABLE_NUMBERS = tl.constexpr(16)
+# Scores are spread like numbers; halving bits ends the search among nearly equal ones.
+_NUMBER_STEPS = tl.constexpr(16)
 _SCORE_SIZES = ["query_blocks", "first_query", "queries", "key_blocks", "blocks", "groups", "heads"]
 _SELECT_SIZES = ["first_query", "queries", "blocks", "heads", "query_blocks", "routes_per_query"]
 
@@ -82,6 +84,19 @@ def score_kernel(
     tl.store(scores + at, high, mask=(row[:, None] < queries) & (column[None, :] < blocks))
 
 
+@triton.jit
+def _ordered(numbers):
+    """Return int32 that order like FP32 numbers; the map is its own inverse on bits."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & _MAGNITUDE)
+
+
+@triton.jit
+def _number(ordered):
+    """Return the FP32 number of an ordered integer."""
+    return (ordered ^ ((ordered >> 31) & _MAGNITUDE)).to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize=_SELECT_SIZES)
 def select_kernel(
     scores,
@@ -94,11 +109,12 @@ def select_kernel(
     query_blocks,
     routes_per_query,
     COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    """Select the best key blocks of query blocks of one head, in ascending order.
+    """Select the best key blocks of a query block of one head, in ascending order.
 
-    The smallest selected score is found bit by bit; among equal scores lower blocks win.
+    A threshold is found by bisection, first between numbers, then between their bits. It ends
+    when as many scores as wanted reach it, or at the smallest selected score; lower blocks win
+    among those that equal it.
 
     Args:
         scores: FP32 ``[B, heads, queries, blocks]``.
@@ -111,34 +127,41 @@ def select_kernel(
         query_blocks: Routed query blocks.
         routes_per_query: Routes of all heads.
         COLUMNS: Power of two that is not below ``blocks``.
-        ROWS: Query blocks of a program.
     """
-    lead = tl.program_id(1)
+    row, lead = tl.program_id(0), tl.program_id(1)
     batch, head = lead // heads, lead % heads
     keep = tl.load(table + head)
     offset = tl.load(table + heads + head)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row[:, None] < queries) & (column < blocks)
-    at = (lead.to(tl.int64) * queries + row)[:, None] * blocks + column
+    column = tl.arange(0, COLUMNS)
+    inside = column < blocks
     # Adding zero makes negative zero positive: the two are equal.
-    bits = (tl.load(scores + at, mask=inside, other=0.0) + 0.0).to(tl.int32, bitcast=True)
-    ordered = tl.where(column < blocks, bits ^ ((bits >> 31) & _MAGNITUDE), _LOWEST)
-    threshold = tl.full((ROWS, 1), _LOWEST, tl.int32)
-    one = tl.full((ROWS, 1), 1, tl.int32)
-    for step in range(32):
-        candidate = threshold ^ (one << (31 - step))
-        enough = tl.sum((ordered >= candidate).to(tl.int32), axis=1, keep_dims=True) >= keep
-        threshold = tl.where(enough, candidate, threshold)
+    at = (lead.to(tl.int64) * queries + row) * blocks + column
+    ordered = _ordered(tl.load(scores + at, mask=inside, other=0.0) + 0.0)
+    # At least ``keep`` scores reach the lower bound, fewer the upper one.
+    lower = tl.min(tl.where(inside, ordered, _HIGHEST)).to(tl.int64)
+    upper = tl.max(tl.where(inside, ordered, _LOWEST)).to(tl.int64) + 1
+    upper = tl.where(keep < blocks, upper, lower + 1)
+    ordered = tl.where(inside, ordered, _LOWEST)
+    step = 0
+    while upper - lower > 1:
+        low, high = _number(lower.to(tl.int32)), _number((upper - 1).to(tl.int32))
+        middle = _ordered(low + 0.5 * (high - low)).to(tl.int64)
+        if step >= _NUMBER_STEPS:
+            middle = (lower + upper) >> 1
+        middle = tl.minimum(tl.maximum(middle, lower + 1), upper - 1)
+        reached = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32))
+        lower = tl.where(reached >= keep, middle, lower)
+        upper = tl.where(reached > keep, upper, tl.where(reached == keep, middle + 1, middle))
+        step += 1
+    threshold = lower.to(tl.int32)
     better = (ordered > threshold).to(tl.int32)
     equal = (ordered == threshold).to(tl.int32)
-    free = keep - tl.sum(better, axis=1, keep_dims=True)
-    rank = tl.cumsum(equal, axis=1)
+    free = keep - tl.sum(better)
+    rank = tl.cumsum(equal, axis=0)
     chosen = (better > 0) | ((equal > 0) & (rank <= free))
-    place = tl.cumsum(better, axis=1) + tl.minimum(rank, free) - 1
-    query_row = (batch * query_blocks + first_query).to(tl.int64) + row
-    target = routes + query_row[:, None] * routes_per_query + offset + place
-    tl.store(target, tl.broadcast_to(column, chosen.shape).to(tl.uint16), mask=chosen & inside)
+    place = tl.cumsum(better, axis=0) + tl.minimum(rank, free) - 1
+    target = routes + (batch * query_blocks + first_query + row).to(tl.int64) * routes_per_query
+    tl.store(target + offset + place, column.to(tl.uint16), mask=chosen & inside)
 
 
 @triton.jit(do_not_specialize=["first", "heads", "count", "base", *[f"n{i}" for i in range(16)]])

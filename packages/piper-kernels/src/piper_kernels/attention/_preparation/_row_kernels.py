@@ -16,9 +16,20 @@ MINMAX, MEAN = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def _summarize(part, mask, count, first, second, IS_QUERY: tl.constexpr, SUMMARY: tl.constexpr):
-    """Store the routing summary of 64 features of a raw tile ``[64, 64]``."""
-    numbers, features = part.to(tl.float32), tl.arange(0, 64)
+def _summarize(
+    source,
+    row_stride,
+    exists,
+    first,
+    second,
+    D: tl.constexpr,
+    IS_QUERY: tl.constexpr,
+    SUMMARY: tl.constexpr,
+):
+    """Store the routing summary of a raw tile ``[64, D]``; rotation reads it from the cache."""
+    features, mask = tl.arange(0, D), exists[:, None]
+    offsets = tl.arange(0, TILE).to(tl.int64)[:, None] * row_stride + features[None, :]
+    numbers = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
     if SUMMARY == MINMAX:
         high = tl.max(tl.where(mask, numbers, float("-inf")), axis=0)
         low = tl.min(tl.where(mask, numbers, float("inf")), axis=0)
@@ -28,7 +39,8 @@ def _summarize(part, mask, count, first, second, IS_QUERY: tl.constexpr, SUMMARY
             tl.store(first + features, high)
             tl.store(second + features, low)
     else:
-        tl.store(first + features, tl.sum(numbers, axis=0) / count.to(tl.float32))
+        count = tl.sum(exists.to(tl.int32)).to(tl.float32)
+        tl.store(first + features, tl.sum(numbers, axis=0) / count)
 
 
 @triton.constexpr_function
@@ -150,20 +162,17 @@ def encode_rows(
         exists = row_mask(first, rows, lengths, MASKED)
         mask = exists[:, None]
         tile_source = source + tl.cast(first, tl.int64) * row_stride
-        raw_low = tl.load(tile_source + offsets, mask=mask, other=0.0)
-        low = _rotated(raw_low, hadamard_low, WIDE)
+        if SUMMARY > 0:
+            at = tl.cast(tile, tl.int64) * D
+            first_at, second_at = first_summary + at, second_summary + at
+            _summarize(tile_source, row_stride, exists, first_at, second_at, D, IS_QUERY, SUMMARY)
+        raw = tl.load(tile_source + offsets, mask=mask, other=0.0)
+        low = _rotated(raw, hadamard_low, WIDE)
         if D == 128:
-            raw_high = tl.load(tile_source + 64 + offsets, mask=mask, other=0.0)
-            other = _rotated(raw_high, hadamard_high, WIDE)
+            raw = tl.load(tile_source + 64 + offsets, mask=mask, other=0.0)
+            other = _rotated(raw, hadamard_high, WIDE)
             high = low - other
             low = low + other
-        if SUMMARY > 0:
-            count = tl.sum(exists.to(tl.int32))
-            target = tl.cast(tile, tl.int64) * D
-            at = (first_summary + target, second_summary + target)
-            _summarize(raw_low, mask, count, at[0], at[1], IS_QUERY, SUMMARY)
-            if D == 128:
-                _summarize(raw_high, mask, count, at[0] + 64, at[1] + 64, IS_QUERY, SUMMARY)
         if not IS_QUERY:
             low = tl.where(mask, low - center_low, 0.0)
             if D == 128:

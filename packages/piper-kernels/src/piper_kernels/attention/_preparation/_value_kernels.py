@@ -3,14 +3,15 @@
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false
 # pyright: reportPossiblyUnboundVariable=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 
 from piper_kernels.attention._preparation._code_kernels import (
     TILE,
-    code_bits,
     byte_sums,
+    code_bits,
     int8_scale,
 )
 
@@ -26,6 +27,26 @@ def _key_of_slot(slot, PERMUTED: tl.constexpr):
         key = 16 * (within // 16) + 8 * (within % 4 // 2) + 2 * (within % 16 // 4) + within % 2
         return slot - within + key
     return slot
+
+
+@triton.jit
+def _load_byte(source, row_stride, length, byte, D: tl.constexpr, PERMUTED: tl.constexpr):
+    """Return the raw keys of one byte of 16 words, zero past ``length``."""
+    key = _key_of_slot(4 * tl.arange(0, 16) + byte, PERMUTED)
+    offsets = key.to(tl.int64)[:, None] * row_stride + tl.arange(0, D)[None, :]
+    return tl.load(source + offsets, mask=(key < length)[:, None], other=0.0)
+
+
+@triton.jit
+def _smoothed(raw, length, numbers, byte, VALUES: tl.constexpr, PERMUTED: tl.constexpr):
+    """Return FP32 keys, centered or in units of E4M3; zero past ``length``."""
+    values = raw.to(tl.float32)
+    if VALUES == E4M3:
+        values = values * (1.0 / numbers)[None, :]
+    elif VALUES != PER_KEY:
+        key = _key_of_slot(4 * tl.arange(0, 16) + byte, PERMUTED)
+        values = tl.where((key < length)[:, None], values - numbers[None, :], 0.0)
+    return values
 
 
 @triton.jit
@@ -69,47 +90,51 @@ def encode_values(
         SUM_TILES: Tiles of a sum; 0 stores neither sums nor logarithms.
         MASKED: Whether tiles have lengths.
     """
-    # Row 16 * b + w of a tile goes to byte b of word w: one thread holds all four.
-    row = tl.arange(0, TILE)
-    byte = row // 16
-    key = _key_of_slot(4 * (row % 16) + byte, PERMUTED)
-    features = tl.arange(0, D)
-    offsets = key.to(tl.int64)[:, None] * row_stride + features[None, :]
+    word, features = tl.arange(0, 16), tl.arange(0, D)
+    target = words + features.to(tl.int64)[:, None] * (tiles * 16) + word[None, :]
+    numbers = tl.zeros((D,), tl.float32)
     if VALUES != PER_KEY:
-        numbers = tl.load(feature_numbers + features)[None, :]
-    if SUM_TILES > 0:
-        total = tl.zeros((D,), tl.int32)
+        numbers = tl.load(feature_numbers + features)
+    total = tl.zeros((D,), tl.int32)
     for tile in range(first_tile, last_tile):
-        first = tile * TILE
-        exists = first + key < rows
+        first = tl.cast(tile, tl.int64) * TILE
+        length = tl.minimum(rows - first, TILE)
         if MASKED:
-            exists = exists & (key < tl.load(lengths + tile))
-        mask = exists[:, None]
-        tile_source = source + tl.cast(first, tl.int64) * row_stride
-        value = tl.load(tile_source + offsets, mask=mask, other=0.0).to(tl.float32)
-        if VALUES == E4M3:
-            code = (value * (1.0 / numbers)).to(tl.float8e4nv)
-            bits = code.to(tl.uint8, bitcast=True).to(tl.int32)
-        else:
-            if VALUES != PER_KEY:
-                value = tl.where(mask, value - numbers, 0.0)
-            amax = tl.max(tl.abs(value), axis=1)
-            if VALUES == PER_TILE:
-                scale = int8_scale(tl.max(amax, axis=0))
-                tl.store(multipliers + tile, scale * 255.0)
-                bits = code_bits(value * (1.0 / scale))
+            length = tl.minimum(length, tl.load(lengths + tile))
+        tile_source = source + first * row_stride
+        # Byte b of word w is key 4 w + b, or the one in its place.
+        raw = (
+            _load_byte(tile_source, row_stride, length, 0, D, PERMUTED),
+            _load_byte(tile_source, row_stride, length, 1, D, PERMUTED),
+            _load_byte(tile_source, row_stride, length, 2, D, PERMUTED),
+            _load_byte(tile_source, row_stride, length, 3, D, PERMUTED),
+        )
+        if VALUES == PER_TILE:
+            largest = tl.zeros((16,), tl.float32)
+            for byte in tl.static_range(4):
+                values = _smoothed(raw[byte], length, numbers, byte, VALUES, PERMUTED)
+                largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
+            tile_scale = int8_scale(tl.max(largest, axis=0))
+            tl.store(multipliers + tile, tile_scale * 255.0)
+        packed = tl.zeros((16, D), tl.int32)
+        largest_scale = tl.zeros((16,), tl.float32)
+        for byte in tl.static_range(4):
+            values = _smoothed(raw[byte], length, numbers, byte, VALUES, PERMUTED)
+            if VALUES == E4M3:
+                bits = values.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+            elif VALUES == PER_TILE:
+                bits = code_bits(values * (1.0 / tile_scale))
             else:
-                scale = int8_scale(amax)
-                tl.store(multipliers + tl.cast(first, tl.int64) + key, scale * 255.0)
-                bits = code_bits(value * (1.0 / scale)[:, None])
-            if SUM_TILES > 0:
-                tl.store(logs + tile, tl.log2(tl.max(scale, axis=0)))
-        shifted = (bits & 255) << (8 * byte)[:, None]
-        packed = tl.sum(tl.reshape(shifted, (4, 16, D)), axis=0)
+                scale = int8_scale(tl.max(tl.abs(values), axis=1))
+                key = _key_of_slot(4 * word + byte, PERMUTED)
+                tl.store(multipliers + first + key, scale * 255.0)
+                largest_scale = tl.maximum(largest_scale, scale)
+                bits = code_bits(values * (1.0 / scale)[:, None])
+            packed |= (bits & 255) << (8 * byte)
+        tl.store(target + tile * 16, tl.trans(packed))
         if SUM_TILES > 0:
+            tl.store(logs + tile, tl.log2(tl.max(largest_scale, axis=0)))
             total = tl.where(tile % SUM_TILES == 0, 0, total) + byte_sums(packed)
             if (tile % SUM_TILES == SUM_TILES - 1) | (tile + 1 == tiles):
                 index = tl.cast(tile // SUM_TILES, tl.int64)
                 tl.store(sums + index * D + features, total * 128)
-        target = words + features.to(tl.int64)[:, None] * (tiles * 16)
-        tl.store(target + tile * 16 + tl.arange(0, 16)[None, :], tl.trans(packed))

@@ -21,8 +21,7 @@ from piper_kernels.attention.sparse_piper_attention._routing import (
 
 _TABLE_HEADS = 32
 _SCORE_TILE = {"ROWS": 64, "COLUMNS": 64, "DEPTH": 32}
-_SELECT_NUMBERS = 2048  # scores of a program where a row is shorter
-_NUMBERS_PER_WARP = 1024
+_NUMBERS_PER_WARP = 512
 
 
 def route_table(layout: RouteLayout, device: torch.device) -> Tensor:
@@ -69,8 +68,7 @@ def select_routes(
     scores = query.new_empty((batch * heads * chunk, blocks))
     minmax = mode is RoutingMode.MINMAX
     columns = max(1 << (blocks - 1).bit_length(), 16)
-    rows = max(_SELECT_NUMBERS // columns, 1)
-    warps = min(max(rows * columns // _NUMBERS_PER_WARP, 1), 32)
+    warps = min(max(columns // _NUMBERS_PER_WARP, 1), 32)
     precision = "ieee" if accelerator_target(query.device) is None else dot_precision(query.device)
     tile = _SCORE_TILE
     with launch_guard(query.device):
@@ -82,8 +80,8 @@ def select_routes(
                 queries, key.shape[2], blocks, heads, heads // key.shape[1],
                 D=head_dim, MINMAX=minmax, PRECISION=precision, **tile,
             )  # fmt: skip
-            select_kernel[(-(-queries // rows), batch * heads)](
+            select_kernel[(queries, batch * heads)](
                 scores, table, routes, first, queries, blocks, heads, query_blocks,
-                layout.routes_per_query, COLUMNS=columns, ROWS=rows, num_warps=warps,
+                layout.routes_per_query, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
     return routes
