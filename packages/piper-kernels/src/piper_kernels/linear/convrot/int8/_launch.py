@@ -6,6 +6,8 @@ synchronized and nothing is read back, so all of them can be captured.
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
+from collections.abc import Hashable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,8 @@ MEAN_ROWS = 32
 MEAN_COLUMNS = 128
 MEAN_PART = 512
 
+_matmul = Launcher(matmul_kernel)
+_sum_parts = Launcher(sum_parts_kernel)
 _prepare = Launcher(prepare_rows_kernel)
 _prepare_wide = Launcher(prepare_wide_rows_kernel)
 
@@ -109,6 +113,15 @@ def epilogue_arguments(
     return [input_scale, scale, second_scale, *biases], strides, flags
 
 
+def product_key(
+    out: Tensor, operands: Sequence[Tensor], numbers: tuple[Hashable, ...]
+) -> tuple[Hashable, ...] | None:
+    """Return the key of a launch whose last two operands are the biases; see ``Launcher``."""
+    if not are_aligned(out, *operands):
+        return None
+    return (out.device.index, out.dtype, operands[-2].dtype, operands[-1].dtype, *numbers)
+
+
 def sum_parts(
     parts: Tensor,
     input_scale: Tensor,
@@ -121,10 +134,13 @@ def sum_parts(
     columns = first[0].shape[0]
     tensors, strides, flags = epilogue_arguments(input_scale, first, second)
     tiles = ceil_div(columns, SUM_COLUMNS) * (1 if second is None else 2)
-    sum_parts_kernel[(ceil_div(rows, SUM_ROWS) * tiles,)](
-        parts, *tensors, out, rows, columns, out.stride(0), *strides,
-        BLOCK_M=SUM_ROWS, BLOCK_N=SUM_COLUMNS, SPLIT_K=split, enable_fp_fusion=False, **flags,
-    )  # fmt: skip
+    numbers = (columns, out.stride(0), *strides)
+    _sum_parts(
+        ceil_div(rows, SUM_ROWS) * tiles,
+        (parts, *tensors, out, rows, *numbers, SUM_ROWS, SUM_COLUMNS, split, *flags.values()),
+        {"enable_fp_fusion": False},
+        product_key(out, [parts, *tensors], (rows >> 31, *numbers, split, *flags.values())),
+    )
 
 
 def matmul(
@@ -155,14 +171,18 @@ def matmul(
         target = torch.empty((split, rows, all_columns), dtype=torch.int32, device=out.device)
     tiles = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n)
     tiles *= 1 if second is None else 2
+    codes = [input_qdata, first[0], (first if second is None else second)[0]]
+    numbers = (columns, depth, input_qdata.stride(0), out.stride(0), *strides)
+    even = depth % plan.block_k == 0
+    constants = (plan.block_m, plan.block_n, plan.block_k, plan.group_m, split, even)
+    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     with launch_guard(out.device):
-        matmul_kernel[(tiles * split,)](
-            input_qdata, first[0], (first if second is None else second)[0], *tensors, target,
-            rows, columns, depth, input_qdata.stride(0), out.stride(0), *strides,
-            BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k,
-            GROUP_M=plan.group_m, SPLIT_K=split, EVEN_K=depth % plan.block_k == 0,
-            num_warps=plan.num_warps, num_stages=plan.num_stages, enable_fp_fusion=False, **flags,
-        )  # fmt: skip
+        _matmul(
+            tiles * split,
+            (*codes, *tensors, target, rows, *numbers, *constants, *flags.values()),
+            options | {"enable_fp_fusion": False},
+            product_key(target, [*codes, *tensors], (rows >> 31, *numbers, plan, *flags.values())),
+        )
         if split > 1:
             sum_parts(target, input_scale, first, second, out)
 

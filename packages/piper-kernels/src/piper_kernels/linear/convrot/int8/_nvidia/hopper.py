@@ -9,9 +9,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.launching import Launcher
 from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, sum_parts
+from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, product_key, sum_parts
 from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import hopper_matmul_kernel
 from piper_kernels.linear.convrot.int8._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.convrot.int8._outputs import Projection
@@ -90,10 +90,8 @@ def matmul(
     second_desc = None if second is None else _descriptor(second[0], plan.block_n, plan.block_k)
     units = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n) * split
     units *= 1 if second is None else 2
-    key = None
-    if are_aligned(target, *tensors):
-        key = (out.device.index, plan, columns, depth, out.stride(0), rows >> 31, *strides)
-        key += (target.dtype, *(value.dtype for value in tensors[3:]), *flags.values())
+    numbers = (columns, depth, out.stride(0), *strides)
+    key = product_key(target, tensors, (rows >> 31, *numbers, plan, *flags.values()))
     constants = (
         plan.stages,
         plan.group_m,
@@ -105,15 +103,14 @@ def matmul(
     with launch_guard(out.device):
         _matmul(
             min(units, sm_count * plan.programs_per_sm),
-            (x_desc, w_desc, second_desc, *tensors, target, rows, columns, depth, out.stride(0),
-             *strides, *constants),
+            (x_desc, w_desc, second_desc, *tensors, target, rows, *numbers, *constants),
             {
                 "num_warps": plan.num_warps,
                 "maxnreg": max_registers(plan),
                 "enable_fp_fusion": False,
             },
             key,
-        )  # fmt: skip
+        )
         if split > 1:
             sum_parts(target, input_scale, first, second, out)
 
