@@ -78,6 +78,7 @@ FULL = (
     LinearCase(4096, 8192, 8192, INT8_ALL, bias=False),
     LinearCase(4096, 16384, 2048),
     LinearCase(4096, 2048, 16384),
+    LinearCase(8192, 2048, 16384),
     LinearCase(1024, 8192, 8192, INT8, group=64),
     LinearCase(8192, 8192, 8192, ("piper_int8", "bf16"), group=64),
     LinearCase(968, 16384, 2048),

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from piper_kernels.linear.convrot.int8 import _launch
+from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
 
 
 def aligned(*shape, dtype=torch.float32, offset=0):
@@ -50,16 +51,11 @@ def test_preparations(keys):
     assert keys[-1] is None
 
 
-def test_hopper_products(monkeypatch):
-    hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
-    from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
+def products(multiply, keys, plans, ignored=None):
+    """Check the keys of ``multiply(plan, **operands)`` for changes of its operands."""
 
-    keys = []
-    monkeypatch.setattr(hopper, "_matmul", lambda *arguments: keys.append(arguments[-1]))
-    monkeypatch.setattr(hopper, "sum_parts", lambda *arguments: None)
-
-    def multiply(rows=3, columns=32, depth=64, dtype=torch.bfloat16, stride=0, bias=None,
-                 bias_stride=1, paired=False, plan=hopper_plan.THIN, offset=0):  # fmt: skip
+    def run(rows=3, columns=32, depth=64, dtype=torch.bfloat16, stride=0, bias=None,
+            bias_stride=1, paired=False, plan=plans[0], offset=0):  # fmt: skip
         x = aligned(rows, depth, dtype=torch.int8)
         weight = (aligned(columns, depth, dtype=torch.int8), aligned(columns, 1))
         vector = None
@@ -68,17 +64,51 @@ def test_hopper_products(monkeypatch):
         width = columns * (2 if paired else 1)
         out = aligned(rows, width + stride, dtype=dtype, offset=offset)[:, :width]
         second = (*weight, None) if paired else None
-        hopper.matmul(x, aligned(rows), (*weight, vector), second, out, plan, 132)
+        multiply(x, aligned(rows), (*weight, vector), second, out, plan)
 
     changes = [{}, {"columns": 48}, {"depth": 128}, {"dtype": torch.float16}, {"stride": 1}]
     changes += [{"bias": torch.float32}, {"bias": torch.float16}]
     changes += [{"bias": torch.float32, "bias_stride": 2}, {"paired": True}]
-    changes += [{"plan": hopper_plan.SQUARE}, {"plan": replace(hopper_plan.THIN, group_m=2)}]
+    changes += [{"plan": plan} for plan in plans[1:]]
+    changes = [change for change in changes if ignored not in change]
     for change in changes:
-        multiply(**change)
+        run(**change)
     assert None not in keys
     assert len(set(keys)) == len(changes)
-    multiply(rows=100)
+    run(rows=100)
     assert keys[-1] == keys[0]
-    multiply(offset=8)
+    run(offset=8)
     assert keys[-1] is None
+
+
+def test_generic_products(monkeypatch):
+    keys = []
+    monkeypatch.setattr(_launch, "_matmul", lambda *arguments: keys.append(arguments[-1]))
+    tile = nvidia.SMALL
+    products(_launch.matmul, keys, [tile, nvidia.MEDIUM, replace(tile, group_m=2)])
+
+
+def test_sums_of_parts(monkeypatch):
+    keys = []
+    monkeypatch.setattr(_launch, "_sum_parts", lambda *arguments: keys.append(arguments[-1]))
+
+    def add(x, x_scale, first, second, out, split):
+        parts = aligned(split, *out.shape, dtype=torch.int32)
+        _launch.sum_parts(parts, x_scale, first, second, out)
+
+    products(add, keys, [2, 3], ignored="depth")
+
+
+def test_hopper_products(monkeypatch):
+    hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
+    from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
+
+    keys = []
+    monkeypatch.setattr(hopper, "_matmul", lambda *arguments: keys.append(arguments[-1]))
+    monkeypatch.setattr(hopper, "sum_parts", lambda *arguments: None)
+
+    def multiply(*arguments):
+        hopper.matmul(*arguments, 132)
+
+    plans = [hopper_plan.THIN, hopper_plan.SQUARE, replace(hopper_plan.THIN, group_m=2)]
+    products(multiply, keys, plans)
