@@ -83,6 +83,7 @@ def test_operations_and_references(catalog):
         "rmsnorm_add",
         "rmsnorm_silu_mul",
         "rope",
+        "rope_append",
     }
     assert catalog.coverage_gaps() == ()
     assert catalog.libraries() == ("cudnn", "fla", "flash_qla", "flashinfer", "humming", "triton")

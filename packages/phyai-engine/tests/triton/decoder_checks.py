@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from phyai.kernels.attention_segments import attention_segments
+from phyai.kernels.rope import rope_append
 from phyai.runtime.segments import segment_plan, segment_row
-from phyai.triton import decoder, segments
+from phyai.triton import decoder, rope, segments
 from phyai.triton.decoder import Tiles
 from phyai.triton.small_gemm import small_gemm
 
@@ -112,7 +113,23 @@ def check_small_products():
             assert error < 1e-6, (rows, width, depth, float(error))
 
 
+def check_append(tokens, heads_q, heads_k, dim):
+    wide = normal(tokens, heads_q + 2 * heads_k, dim + 3)[..., :dim]
+    angles = torch.rand(tokens + 4, dim // 2, generator=GENERATOR).to(DEVICE) * 6
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    positions = torch.arange(tokens, device=DEVICE, dtype=torch.int32).flip(0) + 2
+    found, expected = ([torch.full((tokens + 5, 1, heads_k, dim), torch.nan)] * 2 for _ in "ab")
+    found, expected = ([page.clone().to(wide) for page in pages] for pages in (found, expected))
+    rotated = rope.rope_append(positions, wide, table, *found, 3)
+    close(rotated, rope_append(positions, wide, table, *expected, 3), "queries")
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours[3 : 3 + tokens], theirs[3 : 3 + tokens], "stored")
+        assert torch.cat([ours[:3], ours[3 + tokens :]]).isnan().all(), "other slots written"
+
+
 def main():
+    for shape in ((1, 1, 1, 16), (7, 8, 1, 64), (5, 6, 2, 32)):
+        check_append(*shape)
     check_small_products()
     for rows in (1, 50, 67):
         check_products(rows)

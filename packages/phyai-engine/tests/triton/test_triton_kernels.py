@@ -38,6 +38,10 @@ KERNELS = {
         rope._rope_kernel,
         {"HALF": 128, "INTERLEAVED": False, "REST": 8, "BLOCK": 128, "REST_BLOCK": 8},
     ),
+    "rope_append": (
+        rope._append_kernel,
+        {"HEADS_Q": 8, "HEADS_K": 1, "HALF": 128, "BLOCK_H": 16, "BLOCK": 128},
+    ),
     "causal_conv": (
         causal_conv._causal_conv_kernel,
         {"TAPS": 4, "SILU": True, "TOKENS": 16, "CHANNELS": 256},
@@ -51,6 +55,9 @@ POINTERS = {
     "ids": "*i64",
     "key": "*bf16",
     "key_out": "*bf16",
+    "keys": "*bf16",
+    "qkv": "*bf16",
+    "values": "*bf16",
     "modulation": "*fp32",
     "out": "*bf16",
     "positions": "*i64",

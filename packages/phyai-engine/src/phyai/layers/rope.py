@@ -36,6 +36,12 @@ class RotaryEmbedding(nn.Module):
         table = torch.cat([angles.cos(), angles.sin()], dim=1)
         self.cos_sin: Tensor
         self.register_buffer("cos_sin", table.to(device), persistent=False)
+        self._append_site = CallSite(
+            "rope_append",
+            role="rope",
+            dims={"head_dim": head_dim, "heads_q": heads, "heads_k": kv_heads},
+            attrs={"rope_type": "default"},
+        )
         self._site = CallSite(
             "rope",
             role="rope",
@@ -47,6 +53,26 @@ class RotaryEmbedding(nn.Module):
             },
             attrs={"rope_type": "default", "interleave": False},
         )
+
+    def append(
+        self, positions: Tensor, qkv: Tensor, keys: Tensor, values: Tensor, first_slot: int
+    ) -> Tensor:
+        """Rotates queries and keys and stores keys and values.
+
+        Args:
+            positions: integer [T].
+            qkv: [T, heads + 2 * kv_heads, D]: queries, keys, values.
+            keys: [slots, 1, kv_heads, D], written from ``first_slot`` on.
+            values: likewise.
+            first_slot: slot of the first row.
+
+        Returns:
+            The rotated queries [T, heads, D].
+        """
+        selection = self._append_site.select(
+            device=qkv.device, dtype={"input": qkv.dtype}, dims={"tokens": qkv.shape[0]}
+        )
+        return selection.execute(positions, qkv, self.cos_sin, keys, values, first_slot)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates ``query`` [T, heads, D] and ``key`` [T, kv_heads, D] at ``positions`` [T]."""

@@ -104,3 +104,97 @@ def rope(
             num_warps=1,
         )
     return query_out, key_out
+
+
+@triton.jit
+def _append_kernel(
+    positions,
+    qkv,
+    query_out,
+    keys,
+    values,
+    cache,
+    first_slot,
+    token_stride,
+    cache_stride,
+    HEADS_Q: tl.constexpr,
+    HEADS_K: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)
+    pair = tl.arange(0, BLOCK)
+    inside = pair < HALF
+    row = cache + tl.load(positions + token).to(tl.int64) * cache_stride
+    cos = tl.load(row + pair, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(row + HALF + pair, mask=inside, other=0.0).to(tl.float32)[None, :]
+    mask = (head < HEADS_Q + 2 * HEADS_K)[:, None] & inside[None, :]
+    places = head[:, None] * (2 * HALF) + pair[None, :]
+    source = qkv + token * token_stride + places
+    first = tl.load(source, mask=mask, other=0.0)
+    second = tl.load(source + HALF, mask=mask, other=0.0)
+    kind = query_out.dtype.element_ty
+    left, right = first.to(tl.float32), second.to(tl.float32)
+    turned = (left * cos - right * sin).to(kind), (right * cos + left * sin).to(kind)
+    is_query = mask & (head < HEADS_Q)[:, None]
+    target = query_out + token * (HEADS_Q * 2 * HALF) + places
+    tl.store(target, turned[0], mask=is_query)
+    tl.store(target + HALF, turned[1], mask=is_query)
+    slot = (token + first_slot) * (HEADS_K * 2 * HALF) + places
+    is_key = mask & (head >= HEADS_Q)[:, None] & (head < HEADS_Q + HEADS_K)[:, None]
+    target = keys + slot - HEADS_Q * 2 * HALF
+    tl.store(target, turned[0], mask=is_key)
+    tl.store(target + HALF, turned[1], mask=is_key)
+    is_value = mask & (head >= HEADS_Q + HEADS_K)[:, None]
+    target = values + slot - (HEADS_Q + HEADS_K) * 2 * HALF
+    tl.store(target, first, mask=is_value)
+    tl.store(target + HALF, second, mask=is_value)
+
+
+def rope_append(
+    positions: Tensor,
+    qkv: Tensor,
+    cos_sin_cache: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first_slot: int,
+) -> Tensor:
+    """Rotates queries and keys by halves, and stores keys and values.
+
+    Args:
+        positions: integer [T].
+        qkv: [T, heads_q + 2 * heads_k, head_dim]: queries, keys, values; heads are adjacent.
+        cos_sin_cache: [max_pos, head_dim], cosines then sines.
+        keys: [slots, 1, heads_k, head_dim], contiguous; slots from ``first_slot`` on are written.
+        values: likewise.
+        first_slot: slot of the first row.
+
+    Returns:
+        The rotated queries [T, heads_q, head_dim].
+    """
+    tokens, heads, head_dim = qkv.shape
+    heads_k = keys.shape[2]
+    if qkv.stride(2) != 1 or qkv.stride(1) != head_dim:
+        qkv = qkv.contiguous()
+    out = torch.empty((tokens, heads - 2 * heads_k, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if tokens:
+        _append_kernel[(tokens,)](
+            positions.contiguous(),
+            qkv,
+            out,
+            keys,
+            values,
+            cos_sin_cache.contiguous(),
+            first_slot,
+            qkv.stride(0),
+            head_dim,
+            HEADS_Q=heads - 2 * heads_k,
+            HEADS_K=heads_k,
+            HALF=head_dim // 2,
+            BLOCK_H=triton.next_power_of_2(heads),
+            BLOCK=triton.next_power_of_2(head_dim // 2),
+            num_warps=4,
+        )
+    return out
