@@ -19,7 +19,6 @@ TILE = 64
 _PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 512, 2048
 _MOST_CHUNK_TILES = 16
 _FINISH_CHUNKS = 16
-_STAGES = 1
 
 
 class Summary(IntEnum):
@@ -234,8 +233,7 @@ def quantize(
             HAS_QUERIES=query_programs > 0,
             HAS_KEYS=key_programs > 0,
             HAS_VALUES=value_programs > 0,
-            WIDE=accelerator_target(some.device) is None,
-            STAGES=_STAGES,
+            **_options(some),
         )  # fmt: skip
     return parts
 
@@ -244,6 +242,21 @@ def _chunk_tiles(*operands: Tensor) -> int:
     """Return the tiles of one program, even, so that a device is filled a few times."""
     work = sum(x.shape[0] * x.shape[1] * tiles_of(x.shape[2]) for x in operands)
     return min(max(work // _QUANTIZE_PROGRAMS // 2 * 2, 2), _MOST_CHUNK_TILES)
+
+
+def _options(some: Tensor) -> dict[str, object]:
+    """Return how to compile for operands like ``some``.
+
+    Tiles of 16 bits are loaded ahead, and four programs of a multiprocessor hide the rest.
+    """
+    target = accelerator_target(some.device)
+    if target is None:
+        return {"WIDE": True, "STAGES": 1}
+    if some.dtype == torch.float32:
+        return {"WIDE": False, "STAGES": 1, "num_warps": 8}
+    if target.backend != "cuda":
+        return {"WIDE": False, "STAGES": 1}
+    return {"WIDE": False, "STAGES": 2, "maxnreg": 128}
 
 
 def _groups(groups: RowGroups) -> tuple[int, int, int]:

@@ -11,6 +11,71 @@ from piper_kernels.attention._preparation._code_kernels import TILE
 from piper_kernels.attention._preparation._rotation_kernels import rotate_row
 
 
+@triton.jit
+def reduce_rows(
+    source,
+    stride,
+    first,
+    last,
+    lengths,
+    maximal,
+    D: tl.constexpr,
+    MASKED: tl.constexpr,
+    VALUE_SCALES: tl.constexpr,
+):
+    """Return the sum of rows ``first`` to ``last``, or if ``maximal`` the largest magnitudes."""
+    ROWS: tl.constexpr = TILE if D == 128 else 2 * TILE
+    row = tl.arange(0, ROWS)
+    offsets = row.to(tl.int64)[:, None] * stride + tl.arange(0, D)[None, :]
+    sums = tl.zeros((ROWS, D), tl.float32)
+    for start in range(first, last, ROWS):
+        mask = start + row < last
+        if MASKED:
+            length = tl.load(lengths + (start + row) // TILE, mask=mask, other=0)
+            mask = mask & (row % TILE < length)
+        at = source + tl.cast(start, tl.int64) * stride + offsets
+        numbers = tl.load(at, mask=mask[:, None], other=0.0).to(tl.float32)
+        if VALUE_SCALES:
+            sums = tl.where(maximal, tl.maximum(sums, tl.abs(numbers)), sums + numbers)
+        else:
+            sums += numbers
+    total = tl.sum(sums, axis=0)
+    if VALUE_SCALES:
+        total = tl.where(maximal, tl.max(sums, axis=0), total)
+    return total
+
+
+@triton.jit
+def combine(
+    partials, chunks, maximal, D: tl.constexpr, VALUE_SCALES: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Return the sum, or if ``maximal`` the maximum, of FP32 ``[chunks, D]`` in their order."""
+    total = tl.zeros((D,), tl.float32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)[:, None]
+        at = partials + chunk * D + tl.arange(0, D)[None, :]
+        part = tl.load(at, mask=chunk < chunks, other=0.0)
+        if VALUE_SCALES:
+            larger = tl.maximum(total, tl.max(part, axis=0))
+            total = tl.where(maximal, larger, total + tl.sum(part, axis=0))
+        else:
+            total += tl.sum(part, axis=0)
+    return total
+
+
+@triton.jit
+def existing_rows(rows, lengths, blocks, MASKED: tl.constexpr):
+    """Return how many rows exist, in FP32."""
+    count = rows
+    if MASKED:
+        counted = tl.zeros((1024,), tl.int32)
+        for first in range(0, blocks, 1024):
+            block = first + tl.arange(0, 1024)
+            counted += tl.load(lengths + block, mask=block < blocks, other=0)
+        count = tl.sum(counted)
+    return count.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["rows", "chunk_rows", "heads"])
 def partial_kernel(
     key,
@@ -56,30 +121,9 @@ def partial_kernel(
     if operand == 1:
         source = value + batch * value_batch_stride + head * value_head_stride
         stride = value_row_stride
-    features = tl.arange(0, D)[None, :]
-    ROWS: tl.constexpr = TILE if D == 128 else 2 * TILE
-    row = tl.arange(0, ROWS)
-    offsets = row.to(tl.int64)[:, None] * stride + features
-    last = tl.minimum(rows, (chunk + 1) * chunk_rows)
-    sums = tl.zeros((ROWS, D), tl.float32)
+    first, last = chunk * chunk_rows, tl.minimum(rows, (chunk + 1) * chunk_rows)
     maximal = VALUE_SCALES and operand == 1
-    for first in range(chunk * chunk_rows, last, ROWS):
-        mask = first + row < last
-        if MASKED:
-            tile = (first + row) // TILE
-            mask = mask & (row % TILE < tl.load(lengths + tile, mask=mask, other=0))
-        tile = tl.load(
-            source + tl.cast(first, tl.int64) * stride + offsets, mask=mask[:, None], other=0.0
-        )
-        if VALUE_SCALES:
-            numbers = tile.to(tl.float32)
-            sums = tl.where(maximal, tl.maximum(sums, tl.abs(numbers)), sums + numbers)
-        else:
-            sums += tile.to(tl.float32)
-    if VALUE_SCALES:
-        total = tl.where(maximal, tl.max(sums, axis=0), tl.sum(sums, axis=0))
-    else:
-        total = tl.sum(sums, axis=0)
+    total = reduce_rows(source, stride, first, last, lengths, maximal, D, MASKED, VALUE_SCALES)
     row = (operand * tl.num_programs(1) + lead).to(tl.int64) * tl.num_programs(0) + chunk
     tl.store(partials + row * D + tl.arange(0, D), total)
 
@@ -117,28 +161,11 @@ def finish_kernel(
     features = tl.arange(0, D)
     row = (operand * tl.num_programs(0) + lead).to(tl.int64)
     maximal = VALUE_SCALES and operand == 1
-    total = tl.zeros((D,), tl.float32)
-    for first in range(0, chunks, CHUNKS):
-        chunk = first + tl.arange(0, CHUNKS)[:, None]
-        pointers = partials + (row * chunks + chunk) * D + features[None, :]
-        part = tl.load(pointers, mask=chunk < chunks, other=0.0)
-        if VALUE_SCALES:
-            total = tl.where(
-                maximal, tl.maximum(total, tl.max(part, axis=0)), total + tl.sum(part, axis=0)
-            )
-        else:
-            total += tl.sum(part, axis=0)
-    if not maximal:
-        count = rows
-        if MASKED:
-            counted = tl.zeros((1024,), tl.int32)
-            for first in range(0, blocks, 1024):
-                block = first + tl.arange(0, 1024)
-                counted += tl.load(lengths + block, mask=block < blocks, other=0)
-            count = tl.sum(counted)
-        total = total / count.to(tl.float32)
+    total = combine(partials + row * chunks * D, chunks, maximal, D, VALUE_SCALES, CHUNKS)
     if maximal:
         total = total / 2.25 + 1e-7
+    else:
+        total = total / existing_rows(rows, lengths, blocks, MASKED)
     tl.store(means + row * D + features, total)
     if operand == 0:
         tl.store(rotated + row * D + features, rotate_row(total, D))
