@@ -1,0 +1,184 @@
+"""Latency of a server with 1, 4 and 16 clients, and what a killed replica costs under load.
+
+    python packages/phyai-engine/benchmarks/benchmark_serving.py CHECKPOINT [--replicas N] [--kill]
+
+The server runs in a process of its own on this machine's loopback. Each client asks as soon as it
+has its reply. Meanwhile the health page and a new connection are timed. With ``--kill`` one replica
+gets SIGKILL in the middle of the run with most clients, and every request is accounted for.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phyai.client import PolicyClient
+
+
+class Server:
+    """``phyai serve`` as a process, with its log."""
+
+    def __init__(self, checkpoint: Path, replicas: int, device: str | None) -> None:
+        command = [sys.executable, "-m", "phyai", "serve", "--checkpoint", str(checkpoint)]
+        command += ["--port", "0", "--replicas", str(replicas), "--max-batch", "16"]
+        command += ["--device", device] if device else []
+        self.process = subprocess.Popen(  # noqa: S603
+            command, stderr=subprocess.PIPE, text=True
+        )
+        self.events: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self.port = self.wait_for("listening")["port"]
+
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 300) -> dict[str, Any]:
+        """Return the event `name` when it has come `count` times."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = [event for event in self.events if event["event"] == name]
+            if len(found) >= count:
+                return found[count - 1]
+            time.sleep(0.01)
+        raise TimeoutError(f"no event {name!r} within {timeout_s} s")
+
+    def stop(self) -> None:
+        """Drain and end."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    def _read(self) -> None:
+        for line in self.process.stderr or ():
+            if line.startswith("{"):
+                self.events.append(json.loads(line) | {"at": time.monotonic()})
+
+
+class Clients:
+    """Clients that ask back to back."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.times: list[tuple[float, float]] = []
+        self.errors: list[str] = []
+        self.batches: list[int] = []
+        self.sent = 0
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(port, number)) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Wait until every client has its last reply."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, port: int, number: int) -> None:
+        with PolicyClient(port=port, timeout_s=120) as client:
+            height, width, _ = client.metadata["image_shape"]
+            random = np.random.default_rng(number)
+            request: dict[str, Any] = {
+                key: random.integers(0, 256, (height, width, 3), np.uint8)
+                for key in client.metadata["image_keys"]
+            }
+            request["observation.state"] = np.zeros(client.metadata["state_dim"], np.float32)
+            request["prompt"] = "reach the red disc"
+            while not self._stop.is_set():
+                with self._lock:
+                    self.sent += 1
+                started = time.monotonic()
+                try:
+                    reply = client.infer(request, seed=number)
+                except Exception as error:
+                    self.errors.append(repr(error))
+                else:
+                    self.times.append((started, time.monotonic()))
+                    self.batches.append(reply["server_timing"]["batch"])
+
+
+def probes(port: int, seconds: float) -> tuple[float, float]:
+    """Return the longest time in milliseconds of a health page and of a new connection."""
+    pages, handshakes = [], []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        started = time.monotonic()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10).read()
+        pages.append(time.monotonic() - started)
+        started = time.monotonic()
+        PolicyClient(port=port).close()
+        handshakes.append(time.monotonic() - started)
+        time.sleep(0.2)
+    return 1e3 * max(pages), 1e3 * max(handshakes)
+
+
+def row(server: Server, count: int, seconds: float) -> str:
+    """Run `count` clients for `seconds` and return a line of the table."""
+    clients = Clients(server.port, count)
+    probes(server.port, 1.0)
+    start = time.monotonic()
+    page_ms, handshake_ms = probes(server.port, seconds)
+    end = time.monotonic()
+    clients.stop()
+    took = [1e3 * (done - began) for began, done in clients.times if start <= began <= end]
+    p50, p90, p99 = np.quantile(took, (0.5, 0.9, 0.99))
+    rate = len(took) / (end - start)
+    batch = float(np.mean(clients.batches))
+    if clients.errors:
+        raise RuntimeError(f"{len(clients.errors)} errors: {clients.errors[0]}")
+    return (
+        f"| {count} | {p50:.0f} | {p90:.0f} | {p99:.0f} | {rate:.1f} | {batch:.1f} | "
+        f"{page_ms:.0f} | {handshake_ms:.0f} |"
+    )
+
+
+def kill_one(server: Server, replicas: int, count: int, seconds: float) -> None:
+    """Kill a replica under load and print what became of the requests."""
+    clients = Clients(server.port, count)
+    time.sleep(seconds / 2)
+    pid = server.wait_for("replica ready")["pid"]
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    back = server.wait_for("replica ready", replicas + 1)["at"] - killed
+    time.sleep(seconds / 2)
+    clients.stop()
+    longest = max(done - began for began, done in clients.times)
+    moved = sum(event["event"] == "request goes to another replica" for event in server.events)
+    print(
+        f"killed 1 of {replicas} replicas under {count} clients: {clients.sent} requests, "
+        f"{len(clients.times)} replies, {len(clients.errors)} errors, {moved} moved to another "
+        f"replica, longest {longest:.2f} s, capacity back after {back:.1f} s"
+    )
+    if len(clients.times) + len(clients.errors) != clients.sent:
+        raise RuntimeError("a request was lost")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Latency of phyai serve")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--device")
+    parser.add_argument("--replicas", type=int, default=0)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--kill", action="store_true")
+    args = parser.parse_args()
+    server = Server(args.checkpoint, args.replicas, args.device)
+    print("| clients | p50 ms | p90 ms | p99 ms | chunks/s | batch | healthz ms | handshake ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for count in args.clients:
+        print(row(server, count, args.seconds), flush=True)
+    if args.kill:
+        kill_one(server, args.replicas, max(args.clients), args.seconds)
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
