@@ -36,6 +36,6 @@ def code_bits(scaled):
 
 @triton.jit
 def byte_sums(words):
-    """Return the sums over axis 0 of the four INT8 codes in every int32 word."""
+    """Return the sums over axis 1 of the four INT8 codes in every int32 word."""
     pairs = (words >> 24) + (words << 8 >> 24)
-    return tl.sum(pairs + (words << 16 >> 24) + (words << 24 >> 24), axis=0)
+    return tl.sum(pairs + (words << 16 >> 24) + (words << 24 >> 24), axis=1)

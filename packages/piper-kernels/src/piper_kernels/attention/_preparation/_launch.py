@@ -12,19 +12,20 @@ from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._preparation._mean_kernels import finish_kernel, partial_kernel
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
+from piper_kernels.attention._preparation._summary_kernels import summary_kernel
 from piper_kernels.attention._quantization import Granularity, RowGroups
 
 TILE = 64
 # Programs that fill a device a few times; longer loops make fewer partial results.
 _PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 512, 2048
-_MOST_CHUNK_TILES = 16
+_SUMMARY_PROGRAMS, _SUMMARY_ROWS = 8192, 16
+_MOST_CHUNK_TILES = 8
 _FINISH_CHUNKS = 16
 
 
 class Summary(IntEnum):
     """How blocks of raw queries and keys are summarized for routing."""
 
-    NONE = 0
     MINMAX = 1
     MEAN = 2
 
@@ -59,6 +60,21 @@ def tiles_of(rows: int) -> int:
     return -(-rows // TILE)
 
 
+@dataclass(frozen=True)
+class Summaries:
+    """FP32 routing summaries of blocks of 64 rows, ``[B, H, tiles, D]``.
+
+    Attributes:
+        query: Maximum plus minimum, or mean.
+        key: Maximum, or mean.
+        aux: Minimum of keys; no tiles with means.
+    """
+
+    query: Tensor
+    key: Tensor
+    aux: Tensor
+
+
 def statistics(
     key: Tensor, value: Tensor | None, lengths: Tensor | None, *, value_scales: bool = False
 ) -> Statistics:
@@ -70,26 +86,80 @@ def statistics(
         lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
         value_scales: Whether E4M3 scales of values are needed instead of means.
     """
+    operands = [key] if value is None else [key, value]
+    partials, chunk_tiles = _partials(key, len(operands), _PARTIAL_PROGRAMS)
+    _sum(operands, partials, lengths, chunk_tiles, value_scales)
+    return _finish(key, partials, lengths, value_scales)
+
+
+def summarized_statistics(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None, summary: Summary
+) -> tuple[Statistics, Summaries]:
+    """Do what :func:`statistics` does and summarize queries and keys ``[B, H, S, D]``."""
+    partials, chunk_tiles = _partials(key, 2, _SUMMARY_PROGRAMS)
+    floats = {"dtype": torch.float32, "device": key.device}
+    shapes = [(*x.shape[:2], tiles_of(x.shape[2]), x.shape[3]) for x in (query, key)]
+    parts = Summaries(
+        torch.empty(shapes[0], **floats),
+        torch.empty(shapes[1], **floats),
+        torch.empty(
+            shapes[1] if summary is Summary.MINMAX else (*shapes[1][:2], 0, shapes[1][3]), **floats
+        ),
+    )
+    counts = partials if lengths is None else lengths
+    for source, first in ((key, parts.key), (query, parts.query)):
+        batch, heads, rows, head_dim = source.shape
+        grid = (-(-tiles_of(rows) // chunk_tiles), batch * heads)
+        with launch_guard(key.device):
+            summary_kernel[grid](
+                source, counts, first, parts.aux, partials, rows, heads, chunk_tiles,
+                *source.stride()[:3], D=head_dim, IS_QUERY=source is query, SUMMARY=int(summary),
+                MASKED=lengths is not None, ROWS=_SUMMARY_ROWS, num_warps=1,
+            )  # fmt: skip
+    _sum([value], partials[1:], lengths, chunk_tiles, False)
+    return _finish(key, partials, lengths, False), parts
+
+
+def _partials(key: Tensor, operands: int, programs: int) -> tuple[Tensor, int]:
+    """Return partial results, empty ``[operands, B * H, chunks, D]``, and tiles of a chunk."""
     batch, heads, rows, head_dim = key.shape
-    operands = 1 if value is None else 2
-    leads, tiles = batch * heads, tiles_of(rows)
-    chunk_tiles = max(1, leads * operands * tiles // _PARTIAL_PROGRAMS)
+    tiles = tiles_of(rows)
+    chunk_tiles = max(1, batch * heads * operands * tiles // programs)
     chunk_tiles = min(chunk_tiles, _MOST_CHUNK_TILES)
-    chunks = -(-tiles // chunk_tiles)
-    partials = key.new_empty((operands, leads, chunks, head_dim), dtype=torch.float32)
+    shape = (operands, batch * heads, -(-tiles // chunk_tiles), head_dim)
+    return key.new_empty(shape, dtype=torch.float32), chunk_tiles
+
+
+def _sum(
+    operands: list[Tensor],
+    partials: Tensor,
+    lengths: Tensor | None,
+    chunk_tiles: int,
+    value_scales: bool,
+) -> None:
+    first, last = operands[0], operands[-1]
+    with launch_guard(first.device):
+        partial_kernel[(partials.shape[2], partials.shape[1], len(operands))](
+            first, last, partials if lengths is None else lengths, partials,
+            first.shape[2], chunk_tiles * TILE, first.shape[1],
+            *first.stride()[:3], *last.stride()[:3],
+            D=first.shape[3], MASKED=lengths is not None, VALUE_SCALES=value_scales,
+        )  # fmt: skip
+
+
+def _finish(
+    key: Tensor, partials: Tensor, lengths: Tensor | None, value_scales: bool
+) -> Statistics:
+    batch, heads, rows, head_dim = key.shape
+    operands, leads, chunks, _ = partials.shape
     numbers = partials.new_empty((operands, batch, heads, head_dim))
     rotated = partials.new_empty((batch, heads, head_dim))
-    source = key if value is None else value
-    flags = {"MASKED": lengths is not None, "VALUE_SCALES": value_scales, "D": head_dim}
-    counts = lengths if lengths is not None else rotated
     with launch_guard(key.device):
-        partial_kernel[(chunks, leads, operands)](
-            key, source, counts, partials, rows, chunk_tiles * TILE, heads,
-            *key.stride()[:3], *source.stride()[:3], **flags,
-        )  # fmt: skip
         finish_kernel[(leads, operands)](
-            partials, counts, numbers, rotated, rows, chunks, tiles, **flags, CHUNKS=_FINISH_CHUNKS
-        )
+            partials, partials if lengths is None else lengths, numbers, rotated,
+            rows, chunks, tiles_of(rows), D=head_dim, MASKED=lengths is not None,
+            VALUE_SCALES=value_scales, CHUNKS=_FINISH_CHUNKS,
+        )  # fmt: skip
     return Statistics(numbers[0], numbers[1] if operands == 2 else numbers[:0], rotated)
 
 
@@ -100,29 +170,20 @@ class QuantizedRows:
     Attributes:
         codes: int8 ``[B, H, 64 * tiles, D]``.
         scale: FP32 ``[B, H, groups]`` where blocks are one group, else ``[B, H, 64 * tiles]``.
-        summary: FP32 ``[B, H, tiles, D]``.
-        aux: FP32 ``[B, H, tiles, D]``, minima of keys.
     """
 
     codes: Tensor
     scale: Tensor
-    summary: Tensor
-    aux: Tensor
 
     @classmethod
-    def empty(cls, rows: Tensor, groups: RowGroups, summary: Summary) -> "QuantizedRows":
+    def empty(cls, rows: Tensor, groups: RowGroups) -> "QuantizedRows":
         """Return storage for ``[B, H, S, D]``."""
         batch, heads, length, head_dim = rows.shape
         tiles = tiles_of(length)
         scales = tiles * (TILE // groups.block if groups.groups == 1 else TILE)
-        summaries = tiles if summary else 0
-        minima = tiles if summary is Summary.MINMAX else 0
-        floats = {"dtype": torch.float32, "device": rows.device}
         return cls(
             rows.new_empty((batch, heads, tiles * TILE, head_dim), dtype=torch.int8),
-            torch.empty((batch, heads, scales), **floats),
-            torch.empty((batch, heads, summaries, head_dim), **floats),
-            torch.empty((batch, heads, minima, head_dim), **floats),
+            rows.new_empty((batch, heads, scales), dtype=torch.float32),
         )
 
 
@@ -180,7 +241,6 @@ def quantize(
     values: Values = Values.CENTERED,
     permuted: bool = True,
     sum_tiles: int = 0,
-    summary: Summary = Summary.NONE,
     lengths: Tensor | None = None,
 ) -> Quantized:
     """Quantize ``[B, H, S, D]`` operands in one launch.
@@ -195,7 +255,6 @@ def quantize(
         values: What becomes of values.
         permuted: Whether every 32 keys of values are in the order of accumulator fragments.
         sum_tiles: Tiles of a sum of value codes, 1 or 2; 0 stores neither sums nor logarithms.
-        summary: How raw queries and keys are summarized.
         lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
     """
     some = next(x for x in (query, key, value) if x is not None)
@@ -204,8 +263,8 @@ def quantize(
     if known is None:
         known = Statistics(*(nothing.new_empty(0, dtype=torch.float32) for _ in range(3)))
     parts = Quantized(
-        QuantizedRows.empty(query, granularity.query, summary),
-        QuantizedRows.empty(key, granularity.key, summary),
+        QuantizedRows.empty(query, granularity.query),
+        QuantizedRows.empty(key, granularity.key),
         QuantizedValues.empty(value, values, sum_tiles),
     )
     q, k, v = parts.query, parts.key, parts.value
@@ -217,7 +276,7 @@ def quantize(
     with launch_guard(some.device):
         quantize_kernel[(query_programs + key_programs + value_programs,)](
             query, key, value, k.scale if lengths is None else lengths,
-            q.codes, q.scale, q.summary, k.codes, k.scale, k.summary, k.aux, known.rotated,
+            q.codes, q.scale, k.codes, k.scale, known.rotated,
             v.codes.flatten().view(torch.int32), v.multiplier, v.logs, v.sums, known.value,
             query.shape[2], key.shape[2], query.shape[1], key.shape[1],
             query_programs, key_programs, query_chunks, max(key_chunks, 1), chunk_tiles,
@@ -225,7 +284,6 @@ def quantize(
             D=some.shape[3],
             QUERY_GROUPS=_groups(granularity.query),
             KEY_GROUPS=_groups(granularity.key),
-            SUMMARY=int(summary),
             VALUES=int(values),
             PERMUTED=permuted,
             SUM_TILES=sum_tiles,
@@ -256,7 +314,7 @@ def _options(some: Tensor) -> dict[str, object]:
         return {"WIDE": False, "STAGES": 1, "num_warps": 8}
     if target.backend != "cuda":
         return {"WIDE": False, "STAGES": 1}
-    return {"WIDE": False, "STAGES": 2, "maxnreg": 128}
+    return {"WIDE": False, "STAGES": 2 if some.shape[3] == 128 else 3, "maxnreg": 128}
 
 
 def _groups(groups: RowGroups) -> tuple[int, int, int]:

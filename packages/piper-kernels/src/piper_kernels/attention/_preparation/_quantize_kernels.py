@@ -33,11 +33,8 @@ def quantize_kernel(
     lengths,
     query_codes,
     query_scale,
-    query_summary,
     key_codes,
     key_scale,
-    key_summary,
-    key_aux,
     rotated_mean,
     value_words,
     value_multiplier,
@@ -66,7 +63,6 @@ def quantize_kernel(
     D: tl.constexpr,
     QUERY_GROUPS: tl.constexpr,
     KEY_GROUPS: tl.constexpr,
-    SUMMARY: tl.constexpr,
     VALUES: tl.constexpr,
     PERMUTED: tl.constexpr,
     SUM_TILES: tl.constexpr,
@@ -90,11 +86,8 @@ def quantize_kernel(
         lengths: int32 ``[tiles]``, rows that exist at the front of tiles; when ``MASKED``.
         query_codes: int8 ``[B, query_heads, 64 * tiles, D]``.
         query_scale: FP32 ``[B, query_heads, ...]``, one per group, or per row with several groups.
-        query_summary: FP32 ``[B, query_heads, tiles, D]``, with ``SUMMARY``.
         key_codes: int8 ``[B, key_heads, 64 * tiles, D]``.
         key_scale: Like ``query_scale``.
-        key_summary: FP32 ``[B, key_heads, tiles, D]``, with ``SUMMARY``.
-        key_aux: FP32 ``[B, key_heads, tiles, D]``, with ``SUMMARY`` ``MINMAX``.
         rotated_mean: FP32 ``[B, key_heads, D]``, unscaled.
         value_words: int32 ``[B, key_heads, D, 16 * tiles]``.
         value_multiplier: FP32 ``[B, key_heads, 64 * tiles]`` or, per tile, ``[..., tiles]``.
@@ -123,7 +116,6 @@ def quantize_kernel(
         D: 64 or 128.
         QUERY_GROUPS: ``(repeats, groups, width)``; see ``_quantization.RowGroups``.
         KEY_GROUPS: The same of keys.
-        SUMMARY: 0, ``MINMAX`` or ``MEAN``.
         VALUES: ``PER_KEY``, ``CENTERED``, ``PER_TILE`` or ``E4M3``.
         PERMUTED: Whether slots of 32 keys are in the order of 8-bit accumulator fragments.
         SUM_TILES: Tiles of a sum of value codes, 1 or 2; 0 stores none.
@@ -174,8 +166,6 @@ def quantize_kernel(
                 key_codes + at_tiles * TILE * D,
                 key_scale + at_tiles * scales_per_tile(KEY_GROUPS),
                 rotated_mean + lead * D,
-                key_summary + at_tiles * D,
-                key_aux + at_tiles * D,
                 lengths,
                 key_rows,
                 key_row_stride,
@@ -186,7 +176,6 @@ def quantize_kernel(
                 KEY_GROUPS,
                 False,
                 MASKED,
-                SUMMARY,
                 WIDE,
                 STAGES,
             )
@@ -204,8 +193,6 @@ def quantize_kernel(
             query_codes + at_tiles * TILE * D,
             query_scale + at_tiles * scales_per_tile(QUERY_GROUPS),
             rotated_mean,
-            query_summary + at_tiles * D,
-            query_summary,
             lengths,
             query_rows,
             query_row_stride,
@@ -216,7 +203,6 @@ def quantize_kernel(
             QUERY_GROUPS,
             True,
             MASKED,
-            SUMMARY,
             WIDE,
             STAGES,
         )

@@ -11,37 +11,6 @@ import triton.language as tl
 from piper_kernels.attention._preparation._code_kernels import TILE, code_bits, int8_scale, row_mask
 from piper_kernels.attention._preparation._rotation_kernels import signed_hadamard
 
-# How routing summarizes blocks; 0 is not at all.
-MINMAX, MEAN = tl.constexpr(1), tl.constexpr(2)
-
-
-@triton.jit
-def _summarize(
-    source,
-    row_stride,
-    exists,
-    first,
-    second,
-    D: tl.constexpr,
-    IS_QUERY: tl.constexpr,
-    SUMMARY: tl.constexpr,
-):
-    """Store the routing summary of a raw tile ``[64, D]``; rotation reads it from the cache."""
-    features, mask = tl.arange(0, D), exists[:, None]
-    offsets = tl.arange(0, TILE).to(tl.int64)[:, None] * row_stride + features[None, :]
-    numbers = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
-    if SUMMARY == MINMAX:
-        high = tl.max(tl.where(mask, numbers, float("-inf")), axis=0)
-        low = tl.min(tl.where(mask, numbers, float("inf")), axis=0)
-        if IS_QUERY:
-            tl.store(first + features, high + low)
-        else:
-            tl.store(first + features, high)
-            tl.store(second + features, low)
-    else:
-        count = tl.sum(exists.to(tl.int32)).to(tl.float32)
-        tl.store(first + features, tl.sum(numbers, axis=0) / count)
-
 
 @triton.constexpr_function
 def _hadamard_type(source, wide):
@@ -106,8 +75,6 @@ def encode_rows(
     codes,
     scales,
     center,
-    first_summary,
-    second_summary,
     lengths,
     rows,
     row_stride,
@@ -118,7 +85,6 @@ def encode_rows(
     GROUPS: tl.constexpr,
     IS_QUERY: tl.constexpr,
     MASKED: tl.constexpr,
-    SUMMARY: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -129,8 +95,6 @@ def encode_rows(
         codes: int8 ``[64 * tiles, D]``.
         scales: FP32, one per group and 64 rows, or one per row where ``GROUPS > 1``.
         center: FP32 ``[D]``, the unscaled rotated mean of keys.
-        first_summary: FP32 ``[tiles, D]``; see ``_summarize``.
-        second_summary: The same.
         lengths: int32 ``[tiles]``.
         rows: Rows of the sequence.
         row_stride: Elements between rows of the source.
@@ -141,7 +105,6 @@ def encode_rows(
         GROUPS: ``(repeats, groups, width)``; see ``_quantization.RowGroups``.
         IS_QUERY: Whether rows are queries, which are not centered.
         MASKED: Whether tiles have lengths.
-        SUMMARY: 0, ``MINMAX`` or ``MEAN``.
         WIDE: Whether products are FP32 products, as in the interpreter.
         STAGES: Tiles in flight.
     """
@@ -162,10 +125,6 @@ def encode_rows(
         exists = row_mask(first, rows, lengths, MASKED)
         mask = exists[:, None]
         tile_source = source + tl.cast(first, tl.int64) * row_stride
-        if SUMMARY > 0:
-            at = tl.cast(tile, tl.int64) * D
-            first_at, second_at = first_summary + at, second_summary + at
-            _summarize(tile_source, row_stride, exists, first_at, second_at, D, IS_QUERY, SUMMARY)
         raw = tl.load(tile_source + offsets, mask=mask, other=0.0)
         low = _rotated(raw, hadamard_low, WIDE)
         if D == 128:

@@ -134,7 +134,10 @@ def encode_values(
         tl.store(target + tile * 16, tl.trans(packed))
         if SUM_TILES > 0:
             tl.store(logs + tile, tl.log2(tl.max(largest_scale, axis=0)))
-            total = tl.where(tile % SUM_TILES == 0, 0, total) + byte_sums(packed)
+            # Read again: a thread then has whole words of a feature, and no warp needs another.
+            tl.debug_barrier()
+            total = tl.where(tile % SUM_TILES == 0, 0, total)
+            total += byte_sums(tl.load(target + tile * 16))
             if (tile % SUM_TILES == SUM_TILES - 1) | (tile + 1 == tiles):
                 index = tl.cast(tile // SUM_TILES, tl.int64)
                 tl.store(sums + index * D + features, total * 128)

@@ -1,8 +1,14 @@
-"""Preparation of sparse Piper attention: codes and, in the same pass, routing summaries."""
+"""Preparation of sparse Piper attention: codes and routing summaries."""
 
 from torch import Tensor
 
-from piper_kernels.attention._preparation._launch import Summary, Values, quantize, statistics
+from piper_kernels.attention._preparation._launch import (
+    Summary,
+    Values,
+    quantize,
+    statistics,
+    summarized_statistics,
+)
 from piper_kernels.attention.sparse_piper_attention._preparation import LOG2_E, PreparedOperands
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode, RoutingSummaries
 
@@ -34,7 +40,12 @@ def prepare_sparse(
         Operands and summaries of the reference; rows that do not exist are zero in all codes.
     """
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    known = statistics(key, value, block_lengths)
+    if mode is None:
+        known, summaries = statistics(key, value, block_lengths), None
+    else:
+        summary = _SUMMARIES[mode]
+        known, parts = summarized_statistics(query, key, value, block_lengths, summary)
+        summaries = RoutingSummaries(parts.query, parts.key, parts.aux)
     parts = quantize(
         query,
         key,
@@ -43,7 +54,6 @@ def prepare_sparse(
         query_factor=scale * LOG2_E,
         values=Values.PER_TILE,
         permuted=permuted,
-        summary=Summary.NONE if mode is None else _SUMMARIES[mode],
         lengths=block_lengths,
     )
     operands = PreparedOperands(
@@ -55,6 +65,4 @@ def prepare_sparse(
         parts.value.multiplier.unsqueeze(-1),
         known.value,
     )
-    if mode is None:
-        return operands, None
-    return operands, RoutingSummaries(parts.query.summary, parts.key.summary, parts.key.aux)
+    return operands, summaries
