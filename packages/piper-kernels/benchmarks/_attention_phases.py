@@ -32,10 +32,10 @@ def phase_of(kernel: str) -> str:
     return _preparation_kernels().get(kernel, "attention")
 
 
-def phase_times(run: Callable[[], object]) -> dict[str, float]:
-    """Return the device milliseconds of one call by phase; nothing on the CPU."""
+def profile_call(run: Callable[[], object]) -> tuple[dict[str, float], list[str]]:
+    """Return the device milliseconds of one call by phase and its kernels; nothing on the CPU."""
     if device().type != "cuda":
-        return {}
+        return {}, []
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -45,7 +45,9 @@ def phase_times(run: Callable[[], object]) -> dict[str, float]:
             run()
         torch.cuda.synchronize()
     times: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    names: dict[str, None] = {}
     for event in record.events() or ():
         if event.device_type.name == "CUDA":
+            names[event.name[:120]] = None
             times[phase_of(event.name)] += event.device_time_total / 1e3 / CALLS
-    return {phase: value for phase, value in times.items() if value}
+    return {phase: value for phase, value in times.items() if value}, list(names)

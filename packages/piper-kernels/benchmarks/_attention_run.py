@@ -2,17 +2,18 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from _attention_phases import phase_times
+from _attention_phases import profile_call
 from _attention_tables import targets_table
 from _attention_targets import evaluate
 from _graph_timing import Variant, time_variants
-from _harness import device, environment, kernel_names
+from _harness import device, environment
 from _report import RESULTS, say, write_json
 from torch import Tensor
 
@@ -45,9 +46,7 @@ def time_rows(
             continue
         row["tops"] = operations / found["ms"] / 1e9
         row["times_cudnn"] = baseline / found["ms"] if baseline else None
-        call = runs[row["provider"]][0]
-        row["phases"] = phase_times(call)
-        row["kernels"] = kernel_names(lambda _index, call=call: call(), device())
+        row["phases"], row["kernels"] = profile_call(runs[row["provider"]][0])
 
 
 def parser_of(documentation: str, providers: Sequence[str]) -> argparse.ArgumentParser:
@@ -91,6 +90,7 @@ def run_cases[C](
             torch.cuda.empty_cache()
         rows += found
         say(f"\n{name} ({time.perf_counter() - began:.1f} s)\n{show(found)}")
+        sys.stdout.flush()
     return rows, late
 
 

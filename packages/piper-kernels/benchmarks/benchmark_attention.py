@@ -129,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for head_dim in (64, 128):
             flashinfer_module(head_dim).build_and_load()
     quick = options.quick or device().type != "cuda"
-    with torch.no_grad():
-        quality = measure_quality(options.providers, quick=quick)
-    say(quality_table(quality))
+    quality: list[dict] = []
+    if not options.cases:
+        with torch.no_grad():
+            quality = measure_quality(options.providers, quick=quick)
+        say(quality_table(quality))
     rows, late = run_cases(
         chosen(options, FULL, QUICK),
         lambda case: measure(case, options.providers),
