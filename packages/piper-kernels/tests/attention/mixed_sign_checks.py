@@ -12,8 +12,11 @@ import torch
 from piper_kernels.attention._mixed_sign._launch import attend, attend_fp8, attend_sparse
 from piper_kernels.attention._mixed_sign.plan import AttentionPlan, Product
 from piper_kernels.attention._quantization import Granularity
+from piper_kernels.attention.piper_attention import _mixed_sign as piper_backend
 from piper_kernels.attention.piper_attention import prepared
+from piper_kernels.attention.piper_attention import reference as piper
 from piper_kernels.attention.sage_attention_2pp import reference as sage
+from piper_kernels.attention.sparse_piper_attention import _mixed_sign as sparse_backend
 from piper_kernels.attention.sparse_piper_attention import _preparation, reference
 from piper_kernels.attention.sparse_piper_attention._blocks import to_blocks, valid_rows
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest
@@ -151,6 +154,41 @@ def check_sparse(rows, head_dim, plan, *, lengths=None, query_blocks=None, windo
     compare(f"sparse {rows} {head_dim} {query_blocks}", actual, expected, value.abs().max().item())
 
 
+def check_backends(plan):
+    """From floating operands, with the kernels that prepare and route, against the references."""
+    piper_backend._plan = lambda *_: plan
+    sparse_backend._plan = lambda *_: plan
+    query, key, value = dense_operands((70, 131), 64, 4, 2, 1.0)
+    # A view with free strides, as slices of a packed projection have them.
+    key = key.transpose(1, 2).contiguous().transpose(1, 2)
+    actual = piper_backend.MixedSignBackend().attention(query, key, value, 0.125, False)
+    expected = piper.attention(query, key, value, 0.125, False, granularity=plan.granularity)
+    compare_loosely("dense backend", actual, expected, value)
+    query, key, value = dense_operands((70, 70), 128, 2, 2, 1.0)
+    actual = piper_backend.MixedSignBackend().attention(query, key, value, 0.09, True)
+    expected = piper.attention(query, key, value, 0.09, True, granularity=plan.granularity)
+    compare_loosely("causal backend", actual, expected, value)
+    kv = piper_backend.MixedSignBackend().prepare_key_value(key, value, False)
+    wanted = prepared.prepare_key_value(key, value, padded=True)
+    assert (kv.value_codes.int() - wanted.value_codes.int()).abs().max() <= 1
+    torch.testing.assert_close(kv.value_multiplier, wanted.value_multiplier, rtol=1e-4, atol=1e-6)
+    if plan.grouped_qk:
+        query, key, value = (random(1, 197, h, 64, seed=h) for h in (4, 2, 2))
+        for keep in (1_000_000, 400_000):
+            request = RoutingRequest.of([keep] * 4, 2, 0, None)
+            operands = (query, key, value, request, 0.125, None)
+            actual = sparse_backend.MixedSignBackend().attention(*operands)
+            compare_loosely("sparse backend", actual, reference.sparse_attention(*operands), value)
+
+
+def compare_loosely(name, actual, expected, value):
+    """Scales that differ in the last bit move codes by one."""
+    error = (actual.float() - expected.float()).abs() / value.abs().max()
+    assert actual.shape == expected.shape, name
+    assert error.mean() < 1e-3, (name, error.mean())
+    assert error.max() < 0.02, (name, error.max())
+
+
 def main():
     packed = not INTERPRETED
     base = AttentionPlan(64, True, use_packed_probability_conversion=packed, product=PRODUCT)
@@ -168,6 +206,8 @@ def main():
     check_sparse(64 * 4 + 5, 64, base)
     check_sparse(64 * 5 + 1, 128, base, query_blocks=2, window=(1, 3))
     check_sparse(64 * 4, 64, base, lengths=[64, 3, 17, 64], query_blocks=0)
+    check_backends(base)
+    check_backends(rows)
     print("kernel checks passed")
 
 
