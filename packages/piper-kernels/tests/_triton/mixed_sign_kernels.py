@@ -23,16 +23,25 @@ def two_products_kernel(left, right, out, REGISTER: tl.constexpr, MARK: tl.const
 
 
 @triton.jit
-def accumulating_kernel(left, right, out, steps, REGISTER: tl.constexpr, FROM_ZERO: tl.constexpr):
+def accumulating_kernel(
+    left,
+    right,
+    out,
+    steps,
+    REGISTER: tl.constexpr,
+    FROM_ZERO: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Sum products over a loop and mark the sum; without ``FROM_ZERO`` it starts from ``out``."""
-    rows = tl.arange(0, 64)[:, None]
+    rows = tl.arange(0, ROWS)[:, None]
+    depth = tl.arange(0, 64)[:, None]
     columns = tl.arange(0, 64)[None, :]
     total = tl.load(out + rows * 64 + columns)
     if FROM_ZERO:
-        total = tl.zeros((64, 64), tl.int32)
+        total = tl.zeros((ROWS, 64), tl.int32)
     for step in range(steps):
         a = tl.load(left + step * 4096 + rows * 64 + columns)
-        b = tl.load(right + step * 4096 + rows + columns * 64)
+        b = tl.load(right + step * 4096 + depth + columns * 64)
         total = tl.dot(a, b, total, out_dtype=tl.int32)
     total = tl.inline_asm_elementwise(
         MARKER_ASM, REGISTER, [total], dtype=tl.int32, is_pure=True, pack=1

@@ -46,14 +46,15 @@ def own_cache(tmp_path, monkeypatch):
     assert knobs.runtime.add_stages_inspection_hook is None
 
 
-def build(kernel, target, **constants):
+def build(kernel, target, warps=4, **constants):
     constants |= {"REGISTER": "=v,v" if target in AMD else "=r,r"}
     pointers = {"left": "*i8", "right": "*i8", "out": "*i32"}
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "i32")
         for name in kernel.arg_names
     }
-    return triton.compile(ASTSource(kernel, signature, constants), target=TARGETS[target])
+    source = ASTSource(kernel, signature, constants)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
 
 
 def products(compiled):
@@ -77,10 +78,24 @@ def test_only_marked_products_change(target, kernels):
     assert MARKER not in "".join(map(str, (found.asm.get("ptx"), found.asm.get("amdgcn"))))
 
 
+@pytest.mark.parametrize("target", AMD)
+def test_amd_products_have_an_unsigned_left_operand(target, kernels):
+    """A quarter as many rows on the left as columns on the right: a quarter of the registers."""
+    kernel, constants = kernels.accumulating_kernel, {"FROM_ZERO": True, "ROWS": 16}
+    with mixed_sign_dots():
+        text = build(kernel, target, warps=1, **constants).asm["llir"]
+    operand = r"i1 (\w+), <2 x i32> (%[\w.]+)"
+    found = re.findall(rf"wmma\.i32\.16x16x16\.iu8\.[\w.]+\({operand}, {operand}, ", text)
+    assert len(found) > 0
+    unsigned = {product[product.index("false") + 1] for product in found}
+    signed = {product[product.index("true") + 1] for product in found}
+    assert 4 * len(unsigned) == len(signed)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx1201"])
 def test_a_sum_over_a_loop_is_rewritten(target, kernels):
     with mixed_sign_dots():
-        found = products(build(kernels.accumulating_kernel, target, FROM_ZERO=True))
+        found = products(build(kernels.accumulating_kernel, target, FROM_ZERO=True, ROWS=64))
     assert found.total() > 0
     assert set(found) <= MIXED
 
@@ -88,7 +103,7 @@ def test_a_sum_over_a_loop_is_rewritten(target, kernels):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx1201"])
 def test_a_sum_that_starts_elsewhere_is_refused(target, kernels):
     with mixed_sign_dots(), pytest.raises(MixedSignError, match=r"from constants|from outside"):
-        build(kernels.accumulating_kernel, target, FROM_ZERO=False)
+        build(kernels.accumulating_kernel, target, FROM_ZERO=False, ROWS=64)
 
 
 def test_a_value_without_a_product_is_refused(kernels):
