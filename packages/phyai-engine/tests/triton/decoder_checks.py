@@ -46,13 +46,12 @@ def check_products(rows):
     expected = norm(x, scale, shift)
     weight = normal((heads + 2) * dim, width) * width**-0.5
     keys, values = (torch.full((rows + 9, 1, 1, dim), torch.nan).to(x) for _ in range(2))
-    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE) + 5
     positions = torch.arange(rows, device=DEVICE) + 3
     angles = torch.rand(rows + 3, dim // 2, generator=GENERATOR).to(DEVICE) * 6
     table = torch.cat([angles.cos(), angles.sin()], 1)
     query = decoder.norm_qkv(
-        entered, weight, weight.float() @ shift, heads=heads, positions=positions,
-        cos_sin=table, keys=keys, values=values, slots=slots, eps=EPS,
+        entered, weight, weight.float() @ shift, heads=heads, rotation=table[positions],
+        keys=keys, values=values, first_slot=5, eps=EPS,
     )  # fmt: skip
     product = (expected @ weight.float().T).view(rows, heads + 2, dim)
     left, right = product.chunk(2, -1)

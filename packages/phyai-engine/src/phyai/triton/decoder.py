@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from phyai.triton.overlap import overlap, wide_products
+from phyai.triton.rows import wide_products
 from phyai.triton.skinny import GEGLU, ROPE, _consume_kernel, _enter_kernel, _produce_kernel
 
 _BLOCK_M = 64
@@ -34,7 +34,7 @@ class Tiles:
 QKV = Tiles(32, 128, 4)
 GATE_UP = Tiles(64, 128, 4)
 OUT = Tiles(32, 128, 4, 4)
-DOWN = Tiles(32, 128, 4, 8)
+DOWN = Tiles(32, 128, 4, 4)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ def enter(x: Tensor, scale: Tensor) -> Normed:
     rows, width = x.shape
     scaled = torch.empty_like(x)
     squares = torch.empty(1, rows, dtype=torch.float32, device=x.device)
-    options, pdl = overlap(x.device)
     _enter_kernel[(rows,)](
-        x, scale, scaled, squares, width, BLOCK=triton.next_power_of_2(width), PDL=pdl,
-        num_warps=4, **options,
+        x, scale, scaled, squares, width, BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
     )  # fmt: skip
     return Normed(x, scaled, squares)
 
@@ -77,24 +76,20 @@ def _consume(
     eps: float,
     heads: int = 0,
     cache: tuple[Tensor, Tensor] | None = None,
-    positions: Tensor | None = None,
-    cos_sin: Tensor | None = None,
-    slots: Tensor | None = None,
+    rotation: Tensor | None = None,
+    first_slot: int = 0,
 ) -> None:
     rows, width = normed.scaled.shape
     parts = normed.squares.shape[0]
     keys, values = (out, out) if cache is None else cache
-    options, pdl = overlap(weight.device)
     grid = (weight.shape[0] // tiles.columns, triton.cdiv(rows, _BLOCK_M))
     _consume_kernel[grid](
         normed.scaled, normed.squares, weight, constant, out, keys, values,
-        out if positions is None else positions,
-        constant if cos_sin is None else cos_sin,
-        out if slots is None else slots,
-        rows, width, half, parts, heads, normed.scaled.stride(0), out.stride(0), eps,
+        constant if rotation is None else rotation,
+        rows, width, half, parts, heads, first_slot, normed.scaled.stride(0), out.stride(0), eps,
         FORM=form, BLOCK_M=_BLOCK_M, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth,
-        TILES=triton.next_power_of_2(parts), WIDE=wide_products(), PDL=pdl,
-        num_warps=4, num_stages=tiles.stages, **options,
+        TILES=triton.next_power_of_2(parts), WIDE=wide_products(),
+        num_warps=4, num_stages=tiles.stages,
     )  # fmt: skip
 
 
@@ -104,11 +99,10 @@ def norm_qkv(
     constant: Tensor,
     *,
     heads: int,
-    positions: Tensor,
-    cos_sin: Tensor,
+    rotation: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    first_slot: int,
     eps: float,
 ) -> Tensor:
     """Norm, projection and rotation; keys and values go to their slots.
@@ -118,11 +112,10 @@ def norm_qkv(
         weight: [(heads + 2) * dim, width]: queries, one key head, one value head.
         constant: fp32, the norm's shift times the weight.
         heads: query heads.
-        positions: integer [T].
-        cos_sin: fp32 [positions, dim].
+        rotation: fp32 [T, dim], cosines and sines at each row's position.
         keys: [slots, 1, 1, dim], written.
         values: likewise.
-        slots: integer [T], where each row's key goes.
+        first_slot: where the first row's key goes; the others follow.
         eps: of the norm.
 
     Returns:
@@ -133,7 +126,7 @@ def norm_qkv(
     out = torch.empty(rows, heads, dim, dtype=weight.dtype, device=weight.device)
     _consume(
         normed, weight, constant, out, QKV, form=ROPE.value, half=dim // 2, eps=eps, heads=heads,
-        cache=(keys, values), positions=positions, cos_sin=cos_sin, slots=slots,
+        cache=(keys, values), rotation=rotation, first_slot=first_slot,
     )  # fmt: skip
     return out
 
@@ -169,13 +162,12 @@ def add_product(
     if tiles.splits > 1:
         shape = (tiles.splits, rows, width)
         partial = torch.empty(shape, dtype=torch.float32, device=x.device)
-    options, pdl = overlap(weight.device)
     grid = (columns, tiles.splits, triton.cdiv(rows, _BLOCK_M))
     _produce_kernel[grid](
         x, weight, residual, gate, scale, out, scaled, squares, partial, counters,
         rows, width, weight.shape[1], x.stride(0),
         SPLITS=tiles.splits, BLOCK_M=_BLOCK_M, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth,
-        WIDE=wide_products(), PDL=pdl, num_warps=4, num_stages=tiles.stages, **options,
+        WIDE=wide_products(), num_warps=4, num_stages=tiles.stages,
     )  # fmt: skip
     return Normed(out, scaled, squares)
 

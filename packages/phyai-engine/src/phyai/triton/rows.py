@@ -1,5 +1,7 @@
 """What row-wise launchers share."""
 
+import os
+
 import triton
 from torch import Tensor
 
@@ -14,3 +16,8 @@ def row_block(hidden: int) -> dict[str, int]:
     """Returns the block that holds one row, and its warps: about eight values a thread."""
     block = triton.next_power_of_2(hidden)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+
+
+def wide_products() -> bool:
+    """Whether products must be in fp32: Triton's interpreter is wrong in bf16."""
+    return bool(os.environ.get("TRITON_INTERPRET"))

@@ -1,6 +1,6 @@
 """Attention of query rows to two runs of cache slots each, whose lengths lie on the device."""
 
-# ruff: noqa: ANN001, PLR0915  # kernel arguments are pointers and integers
+# ruff: noqa: ANN001, PLR0915, SIM102  # kernel arguments are pointers and integers
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
 # pyright: reportGeneralTypeIssues=false
 
@@ -10,16 +10,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda
 
-from phyai.triton.overlap import overlap, wide_products
+from phyai.triton.rows import wide_products
 
 if TYPE_CHECKING:
     from phyai.runtime.segments import SegmentPlan
 
-CHUNK = 128
+CHUNK = 64
 """Keys of one program where a few query rows leave most of the device idle."""
-BLOCK_M, BLOCK_N, MERGED_ROWS = 64, 64, 4
+BLOCK_M, BLOCK_N, MERGED_ROWS = 64, 64, 1
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -28,19 +27,13 @@ def _attend_kernel(
     total_rows, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """One tile of (token, head) rows against one chunk of keys.
 
     ``segments`` holds six numbers a request: its first query row and their number, the first slot
     and length of its first run of keys, and those of its second run.
     """
-    if PDL:
-        if PDL == 1:
-            cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
-        if PDL == 2:
-            cuda.gdc_launch_dependents()
     request = tl.program_id(2) // KV_HEADS
     kv_head = tl.program_id(2) % KV_HEADS
     split = tl.program_id(1)
@@ -55,10 +48,14 @@ def _attend_kernel(
     high = available
     if SPLITS > 1:
         high = tl.minimum(available, low + CHUNK)
+    token = (first_row + member // GROUP).to(tl.int64)
+    place = (token * KV_HEADS + kv_head) * GROUP + member % GROUP
+    if SPLITS > 1:
+        if low >= high:  # the merge leaves chunks of no keys out by their height
+            nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            tl.store(lse + split.to(tl.int64) * total_rows + place, nothing, mask=rows)
     if (tl.program_id(0) * BLOCK_M < count * GROUP) & (low < high):
         dim = tl.arange(0, DIM)
-        token = (first_row + member // GROUP).to(tl.int64)
-        place = (token * KV_HEADS + kv_head) * GROUP + member % GROUP
         q = tl.load(query + place[:, None] * DIM + dim[None, :], mask=rows[:, None], other=0.0)
         # Powers of two are faster than powers of e.
         factor = scale * 1.4426950408889634
@@ -99,39 +96,23 @@ def _attend_kernel(
 
 @triton.jit
 def _merge_kernel(
-    partial, lse, segments, out, total_rows, requests,
-    HEADS: tl.constexpr, DIM: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, PDL: tl.constexpr,
+    partial, lse, out, total_rows,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Joins the chunks of rows [token, head], each weighted by its sum of exponentials."""
-    if PDL:
-        if PDL == 1:
-            cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
-        if PDL == 2:
-            cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = row < total_rows
-    token = row // HEADS
-    chunks = tl.zeros((ROWS,), tl.int32)
-    for request in tl.range(0, requests):
-        entry = segments + request * 6
-        inside = token - tl.load(entry)
-        mine = (inside >= 0) & (inside < tl.load(entry + 1))
-        available = tl.load(entry + 3) + tl.load(entry + 5)
-        chunks = tl.where(mine, (available + CHUNK - 1) // CHUNK, chunks)
     dim = tl.arange(0, DIM)
     offsets = row[:, None].to(tl.int64) * DIM + dim[None, :]
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
-        used = rows & (split < chunks)
-        height = tl.load(lse + split * total_rows + row, mask=used, other=float("-inf"))
+        height = tl.load(lse + split * total_rows + row, mask=rows, other=float("-inf"))
         top = tl.maximum(top, height)
     whole = tl.zeros((ROWS,), tl.float32)
     result = tl.zeros((ROWS, DIM), tl.float32)
     for split in tl.static_range(SPLITS):
-        used = rows & (split < chunks)
-        height = tl.load(lse + split * total_rows + row, mask=used, other=float("-inf"))
+        height = tl.load(lse + split * total_rows + row, mask=rows, other=float("-inf"))
+        used = rows & (height > float("-inf"))
         share = tl.where(used, tl.math.exp2(height - top), 0.0)
         source = partial + split * total_rows * DIM + offsets
         part = tl.load(source, mask=used[:, None], other=0.0).to(tl.float32)
@@ -171,7 +152,6 @@ def attend(
     if splits > 1:
         partial = torch.empty((splits, *query.shape), dtype=query.dtype, device=query.device)
         lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=query.device)
-    options, pdl = overlap(query.device)
     _attend_kernel[(tiles, splits, groups * kv_heads)](
         query,
         key_pages,
@@ -190,26 +170,18 @@ def attend(
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         WIDE=wide_products(),
-        PDL=pdl,
         num_warps=4,
-        num_stages=2,
-        **options,
+        num_stages=1 if splits > 1 else 2,
     )
     if splits > 1:
         _merge_kernel[(triton.cdiv(rows * heads, MERGED_ROWS),)](
             partial,
             lse,
-            plan.table,
             out,
             rows * heads,
-            groups,
-            HEADS=heads,
             DIM=dim,
-            CHUNK=CHUNK,
             SPLITS=splits,
             ROWS=MERGED_ROWS,
-            PDL=pdl,
             num_warps=4,
-            **options,
         )
     return out

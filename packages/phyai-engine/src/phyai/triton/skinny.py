@@ -17,7 +17,6 @@ checkpoint for a given time. Products are summed in fp32.
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 PLAIN, GEGLU, ROPE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -59,38 +58,12 @@ def _product(
     return total
 
 
-@triton.jit
-def _prefetch(weight, weight_row, first, last, K, BLOCK_K: tl.constexpr):
-    """Asks for the weights of a tile to be brought into the second-level cache."""
-    line = tl.arange(0, BLOCK_K // 64) * 64
-    base = weight + weight_row[:, None].to(tl.int64) * K + line[None, :]
-    for start in tl.range(first, last, BLOCK_K):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [base + start],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def _inverse_rms(squares, row, rows, tiles, M, K, eps, TILES: tl.constexpr):
-    """Returns 1 / rms of each row from the sums of squares [tiles, M] of its column tiles."""
-    tile = tl.arange(0, TILES)
-    offsets = tile[:, None] * M + row[None, :]
-    mask = (tile < tiles)[:, None] & rows[None, :]
-    parts = tl.load(squares + offsets, mask=mask, other=0.0)
-    return tl.math.rsqrt(tl.sum(parts, axis=0) / K + eps)
-
-
 @triton.jit(do_not_specialize=["eps"])
 def _consume_kernel(
-    x, squares, weight, constant, out, keys, values, positions, cos_sin, slots,
-    M, K, half, tiles, heads, x_stride, out_stride, eps,
+    x, squares, weight, constant, out, keys, values, rotation,
+    M, K, half, tiles, heads, first_slot, x_stride, out_stride, eps,
     FORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TILES: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    TILES: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, product and GeGLU, or norm, product, rotation and storing of keys and values."""
     tile = tl.program_id(0)
@@ -99,25 +72,20 @@ def _consume_kernel(
     weight_row = _weight_rows(tile, half, FORM, BLOCK_N)
     added = tl.load(constant + weight_row)
     pair = tl.arange(0, BLOCK_N // 2)
-    if PDL:
-        if PDL == 1:
-            cuda.gdc_launch_dependents()
-        _prefetch(weight, weight_row, 0, K, K, BLOCK_K)
-        cuda.gdc_wait()
-    # What the end needs is asked for before the loop, so that its latency is hidden.
-    inverse = _inverse_rms(squares, row, rows, tiles, M, K, eps, TILES)
+    # What the end needs is asked for before the loop and first touched after it, so that its
+    # latency is hidden.
+    part = tl.arange(0, TILES)
+    inside = (part < tiles)[:, None] & rows[None, :]
+    parts = tl.load(squares + part[:, None] * M + row[None, :], mask=inside, other=0.0)
     if FORM == ROPE:
         place = (tile % (2 * half // BLOCK_N)) * (BLOCK_N // 2) + pair
-        position = tl.load(positions + row, mask=rows, other=0).to(tl.int64)
-        table = cos_sin + position[:, None] * (2 * half) + place[None, :]
+        table = rotation + row[:, None] * (2 * half) + place[None, :]
         cos = tl.load(table, mask=rows[:, None], other=0.0)
         sin = tl.load(table + half, mask=rows[:, None], other=0.0)
-        slot = tl.load(slots + row, mask=rows, other=0).to(tl.int64)
     total = _product(
         x, weight, row, rows, weight_row, 0, K, K, x_stride, BLOCK_M, BLOCK_N, BLOCK_K, WIDE
     )
-    if PDL == 2:
-        cuda.gdc_launch_dependents()
+    inverse = tl.math.rsqrt(tl.sum(parts, axis=0) / K + eps)
     total = total * inverse[:, None] + added[None, :]
     left, right = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
     kind = out.dtype.element_ty
@@ -135,9 +103,9 @@ def _consume_kernel(
         if head < heads:
             target = out + row[:, None].to(tl.int64) * out_stride + head * 2 * half
         elif head == heads:
-            target = keys + slot[:, None] * (2 * half)
+            target = keys + (row + first_slot)[:, None].to(tl.int64) * (2 * half)
         else:
-            target = values + slot[:, None] * (2 * half)
+            target = values + (row + first_slot)[:, None].to(tl.int64) * (2 * half)
         target += place[None, :]
         tl.store(target, left.to(kind), mask=rows[:, None])
         tl.store(target + half, right.to(kind), mask=rows[:, None])
@@ -148,7 +116,7 @@ def _produce_kernel(
     x, weight, residual, gate, scale, out, scaled, squares, partial, counters,
     M, N, K, x_stride,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Product with a gated residual, split over K; the last of a tile's programs adds the parts."""
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -160,18 +128,11 @@ def _produce_kernel(
     gates = tl.load(gate + weight_row)
     factors = tl.load(scale + weight_row)
     place = row[:, None].to(tl.int64) * N + weight_row[None, :]
-    if PDL:
-        if PDL == 1:
-            cuda.gdc_launch_dependents()
-        _prefetch(weight, weight_row, first, first + depth, K, BLOCK_K)
-        cuda.gdc_wait()
-    old = tl.load(residual + place, mask=rows[:, None], other=0.0).to(tl.float32)
+    old = tl.load(residual + place, mask=rows[:, None], other=0.0)
     total = _product(
         x, weight, row, rows, weight_row, first, first + depth, K, x_stride,
         BLOCK_M, BLOCK_N, BLOCK_K, WIDE,
     )  # fmt: skip
-    if PDL == 2:
-        cuda.gdc_launch_dependents()
     last = True
     if SPLITS > 1:
         tl.store(partial + split.to(tl.int64) * M * N + place, total, mask=rows[:, None])
@@ -190,7 +151,7 @@ def _produce_kernel(
                     cache_modifier=".cg",
                 )  # fmt: skip
         kind = out.dtype.element_ty
-        new = (old + gates[None, :] * total).to(kind)
+        new = (old.to(tl.float32) + gates[None, :] * total).to(kind)
         tl.store(out + place, new, mask=rows[:, None])
         wide = new.to(tl.float32)
         tl.store(scaled + place, (wide * (1.0 + factors[None, :])).to(kind), mask=rows[:, None])
@@ -198,11 +159,8 @@ def _produce_kernel(
 
 
 @triton.jit
-def _enter_kernel(x, scale, scaled, squares, width, BLOCK: tl.constexpr, PDL: tl.constexpr) -> None:
+def _enter_kernel(x, scale, scaled, squares, width, BLOCK: tl.constexpr) -> None:
     """Scales one row for its norm and sums its squares."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width

@@ -33,6 +33,7 @@ class Place:
         cache: keys and values of all layers.
         first_slot: slot of the first row's key; the others follow.
         plan: which slots each row sees.
+        rotation: fp32 [T, head_dim], the rope's row at each position, if it is at hand.
     """
 
     positions: Tensor
@@ -40,6 +41,7 @@ class Place:
     cache: PagedKVCache
     first_slot: int
     plan: PagedPlan | SegmentPlan
+    rotation: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from phyai.runtime.segments import SegmentPlan
@@ -36,9 +35,9 @@ def run_fused(
     if _KEY not in constants:
         constants[_KEY] = shifted_products(decoder, modulations)
     counters = kernels.counters_for(x.shape[0], width, x.device)
-    slots = torch.arange(
-        place.first_slot, place.first_slot + x.shape[0], dtype=torch.int32, device=x.device
-    )
+    rotation = place.rotation
+    if rotation is None:
+        rotation = place.rope.cos_sin.index_select(0, place.positions)
     scales = [one.attention[0, :width] for one in modulations] + [final[0, :width]]
     normed = kernels.enter(x, scales[0])
     for index, layer in enumerate(decoder.layers):
@@ -50,11 +49,10 @@ def run_fused(
             layer.qkv_proj.weight,
             qkv_shift,
             heads=heads,
-            positions=place.positions,
-            cos_sin=place.rope.cos_sin,
+            rotation=rotation,
             keys=keys,
             values=values,
-            slots=slots,
+            first_slot=place.first_slot,
             eps=layer.input_layernorm.eps,
         )
         attended = attend(query, keys, values, place.plan, scale=layer.attention.scale)

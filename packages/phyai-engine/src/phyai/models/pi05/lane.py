@@ -5,7 +5,7 @@ and bucket of prompt tokens, and the whole Euler loop. Lengths, positions and vi
 the device, so requests of any composition replay the same graphs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -41,13 +41,13 @@ class Staged:
         views: images to compute.
         tokens: prompt rows to compute, padding included.
         numbers: int32, everything that the graphs read as indices.
-        images: fp32 [views, 3, H, W].
+        images: of each view, fp32 [3, H, W].
     """
 
     views: int
     tokens: int
     numbers: Tensor
-    images: Tensor
+    images: list[Tensor]
 
 
 class Lane:
@@ -139,10 +139,10 @@ class Lane:
                 positions,
             ]
         )
-        images = inputs.images
-        chosen = [images[request, camera] for request, camera in layout.views]
-        pixels = torch.stack(chosen) if chosen else images.new_zeros(0, *images.shape[2:])
-        return Staged(views, tokens, numbers.int(), pixels.float().cpu())
+        chosen = [inputs.images[request, camera] for request, camera in layout.views]
+        if self.reuse:  # callers may fill the same tensor again
+            chosen = [image.clone() for image in chosen]
+        return Staged(views, tokens, numbers.int(), chosen)
 
     def _order(self, layout: PrefixLayout) -> Tensor:
         """Returns, for each packed row, its number among all features and then all prompt rows."""
@@ -196,7 +196,8 @@ class Lane:
             self._host_numbers[fixed : fixed + len(changed)] = torch.tensor(changed).int()
         self._numbers[:count].copy_(self._host_numbers[:count], non_blocking=True)
         if changed:
-            self._host_images[: len(changed)] = staged.images[changed]
+            for place, view in enumerate(changed):
+                self._host_images[place].copy_(staged.images[view])
             self._images[: len(changed)].copy_(self._host_images[: len(changed)], non_blocking=True)
             self._vision_graph(len(changed))()
         self._prefix_graph(staged.views, staged.tokens)()
@@ -250,7 +251,10 @@ class Lane:
             features = self._features.view(-1, per_view, self._features.shape[1])
 
             def run() -> Tensor:
-                return features.index_put_((places,), self.model.vision(images))
+                found = self.model.vision(images)
+                if self.reuse:
+                    return features.index_put_((places,), found)
+                return features[:views].copy_(found)
 
             self.vision_graphs[views] = self._captured(run)
         return self.vision_graphs[views]
@@ -296,7 +300,9 @@ class Lane:
             guidance = None if most is None else Guidance(self._previous, self._weights, most)
 
             def run() -> Tensor:
-                return model.integrate(self._noise, state, steps, place, guidance)
+                rotation = place.rope.cos_sin.index_select(0, positions)
+                here = replace(place, rotation=rotation)
+                return model.integrate(self._noise, state, steps, here, guidance)
 
             self.loop_graphs[key] = self._captured(run)
         return self.loop_graphs[key]
