@@ -89,7 +89,7 @@ def prepare_rows(
 
 def epilogue_arguments(
     input_scale: Tensor, first: Projection, second: Projection | None
-) -> tuple[list[Tensor], list[int], dict[str, bool]]:
+) -> tuple[list[Tensor], list[int], tuple[bool, bool, bool]]:
     """Return what every product kernel takes for its epilogue.
 
     Args:
@@ -104,11 +104,7 @@ def epilogue_arguments(
     _, scale, bias = first
     second_scale, second_bias = (scale, None) if second is None else second[1:]
     biases = [scale if value is None else value for value in (bias, second_bias)]
-    flags = {
-        "PAIRED": second is not None,
-        "HAS_BIAS": bias is not None,
-        "HAS_SECOND_BIAS": second_bias is not None,
-    }
+    flags = (second is not None, bias is not None, second_bias is not None)
     strides = [value.stride(0) for value in biases]
     return [input_scale, scale, second_scale, *biases], strides, flags
 
@@ -137,9 +133,9 @@ def sum_parts(
     numbers = (columns, out.stride(0), *strides)
     _sum_parts(
         ceil_div(rows, SUM_ROWS) * tiles,
-        (parts, *tensors, out, rows, *numbers, SUM_ROWS, SUM_COLUMNS, split, *flags.values()),
+        (parts, *tensors, out, rows, *numbers, SUM_ROWS, SUM_COLUMNS, split, *flags),
         {"enable_fp_fusion": False},
-        product_key(out, [parts, *tensors], (rows >> 31, *numbers, split, *flags.values())),
+        product_key(out, [parts, *tensors], (rows >> 31, *numbers, split, *flags)),
     )
 
 
@@ -179,9 +175,9 @@ def matmul(
     with launch_guard(out.device):
         _matmul(
             tiles * split,
-            (*codes, *tensors, target, rows, *numbers, *constants, *flags.values()),
+            (*codes, *tensors, target, rows, *numbers, *constants, *flags),
             options | {"enable_fp_fusion": False},
-            product_key(target, [*codes, *tensors], (rows >> 31, *numbers, plan, *flags.values())),
+            product_key(target, [*codes, *tensors], (rows >> 31, *numbers, plan, *flags)),
         )
         if split > 1:
             sum_parts(target, input_scale, first, second, out)

@@ -47,12 +47,13 @@ def allocate_or_check(
         rows *= size
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=device)
-    elif tuple(out.shape) != shape or out.dtype != dtype or out.device != device:
+        return out, out if len(shape) == 2 else out.view(rows, shape[-1])
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != device:
         raise ValueError(
             f"out must be {dtype} with shape {shape} on {device}, "
             f"got {out.dtype} with shape {tuple(out.shape)} on {out.device}"
         )
-    elif out.stride(-1) != 1 and shape[-1] > 1:
+    if out.stride(-1) != 1 and shape[-1] > 1:
         raise ValueError(f"out must have columns side by side, got strides {out.stride()}")
     try:
         return out, out.view(rows, shape[-1])

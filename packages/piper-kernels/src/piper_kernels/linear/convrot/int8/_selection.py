@@ -1,6 +1,7 @@
 """Which kernels a target executes ConvRot INT8 linear with. Needs neither Triton nor a device."""
 
 from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -45,13 +46,26 @@ def max_fused_width(target: AcceleratorTarget | None) -> int | None:
 
 
 @cache
+def hopper_launcher() -> ModuleType:
+    """Return the module that launches the Hopper kernel; an import costs the host each time."""
+    from piper_kernels.linear.convrot.int8._nvidia import hopper
+
+    return hopper
+
+
+@cache
 def hopper_is_installed() -> bool:
     """Return whether Triton has the API that the Hopper kernel is written in."""
     try:
-        from piper_kernels.linear.convrot.int8._nvidia import hopper  # noqa: F401
+        hopper_launcher()
     except (ImportError, AttributeError):
         return False
     return True
+
+
+@cache
+def _is_hopper(target: AcceleratorTarget) -> bool:
+    return target.backend == "cuda" and target.capability == _HOPPER
 
 
 def uses_hopper(
@@ -61,13 +75,9 @@ def uses_hopper(
     second: Projection | None,
 ) -> bool:
     """Return whether the Gluon kernel multiplies these operands."""
-    if target is None or target.backend != "cuda" or target.capability != _HOPPER:
+    if target is None or not _is_hopper(target) or not hopper_is_installed():
         return False
-    if not hopper_is_installed():
-        return False
-    from piper_kernels.linear.convrot.int8._nvidia import hopper
-
-    return hopper.is_usable(input_qdata, first, second)
+    return hopper_launcher().is_usable(input_qdata, first, second)
 
 
 @cache

@@ -7,6 +7,7 @@ from piper_kernels._input_activations import resolve_activation, width_factor
 from piper_kernels._triton.products import rows_side_by_side
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.linear.convrot.int8 import _launch, _selection
+from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
 from piper_kernels.linear.convrot.int8._outputs import (
     Projection,
     allocate_or_check,
@@ -39,10 +40,11 @@ class PreparationBackend(PortableBackend):
         qdata, scale = out
         if qdata.numel():
             activation = resolve_activation(activation_fn)
+            flat = input.ndim == 2  # a view of what is flat costs the host
             _launch.prepare_rows(
-                input.reshape(-1, input.shape[-1]),
-                qdata.view(-1, features),
-                scale.view(-1),
+                input if flat else input.reshape(-1, input.shape[-1]),
+                qdata if flat else qdata.view(-1, features),
+                scale if flat else scale.view(-1),
                 group_size,
                 None if activation is None else activation.value,
                 input_scale,
@@ -71,10 +73,12 @@ class TritonBackend(PreparationBackend):
         shape = (*input_qdata.shape[:-1], columns)
         out, rows = allocate_or_check(out, shape, logical_dtype, input_qdata.device)
         if out.numel():
-            qdata = rows_side_by_side(input_qdata.reshape(-1, input_qdata.shape[-1]))
+            qdata, scale = input_qdata, input_scale
+            if qdata.ndim != 2:  # a view of what is flat costs the host
+                qdata, scale = qdata.reshape(-1, qdata.shape[-1]), scale.reshape(-1)
             first = _contiguous((weight_qdata, weight_scale, bias))
             second = None if second_projection is None else _contiguous(second_projection)
-            multiply(qdata, input_scale.reshape(-1).contiguous(), first, second, rows)
+            multiply(rows_side_by_side(qdata), scale.contiguous(), first, second, rows)
         return out
 
     def dequantized_input_mean(
@@ -100,11 +104,11 @@ def multiply(
     rows, depth = input_qdata.shape
     columns = out.shape[1]
     if _selection.uses_hopper(target, input_qdata, first, second):
-        from piper_kernels.linear.convrot.int8._nvidia import hopper, hopper_plan
-
         sm_count = _selection.sm_count(out.device)
         plan = hopper_plan.select_plan(rows, columns, depth, sm_count)
-        hopper.matmul(input_qdata, input_scale, first, second, out, plan, sm_count)
+        _selection.hopper_launcher().matmul(
+            input_qdata, input_scale, first, second, out, plan, sm_count
+        )
         return
     plan = _selection.select_matmul_plan(target, rows, columns)
     _launch.matmul(input_qdata, input_scale, first, second, out, plan)

@@ -2,7 +2,9 @@
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,13 +60,14 @@ def store_layout(block_m: int, block_n: int, num_warps: int) -> gl.DistributedLi
 
 def is_usable(input_qdata: Tensor, first: Projection, second: Projection | None) -> bool:
     """Return whether TMA can read the operands: rows side by side, each 16-byte aligned."""
-    codes = [input_qdata, first[0]] + ([] if second is None else [second[0]])
-    return all(
-        tensor.data_ptr() % ALIGNMENT == 0
-        and tensor.stride(0) % ALIGNMENT == 0
-        and tensor.stride(0) >= tensor.shape[1]
-        for tensor in codes
-    )
+    if not _is_readable(input_qdata) or not _is_readable(first[0]):
+        return False
+    return second is None or _is_readable(second[0])
+
+
+def _is_readable(codes: Tensor) -> bool:
+    stride = codes.stride(0)
+    return (codes.data_ptr() | stride) % ALIGNMENT == 0 and stride >= codes.shape[1]
 
 
 def matmul(
@@ -80,44 +83,68 @@ def matmul(
     rows, depth = input_qdata.shape
     columns = first[0].shape[0]
     tensors, strides, flags = epilogue_arguments(input_scale, first, second)
-    all_columns = columns * (1 if second is None else 2)
     split = plan.split_k
     target = out
     if split > 1:
-        target = torch.empty((split, rows, all_columns), dtype=torch.int32, device=out.device)
-    x_desc = _descriptor(input_qdata, plan.block_m, plan.block_k)
-    w_desc = _descriptor(first[0], plan.block_n, plan.block_k)
-    second_desc = None if second is None else _descriptor(second[0], plan.block_n, plan.block_k)
-    units = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n) * split
-    units *= 1 if second is None else 2
+        parts = (split, rows, columns * (1 if second is None else 2))
+        target = torch.empty(parts, dtype=torch.int32, device=out.device)
+    tile = (plan.block_n, plan.block_k)
+    x_desc = _descriptor(input_qdata.data_ptr(), rows, depth, input_qdata.stride(0), plan.block_m,
+                         plan.block_k)  # fmt: skip
+    w_desc = _descriptor(first[0].data_ptr(), columns, depth, depth, *tile)
+    second_desc = None
+    if second is not None:
+        second_desc = _descriptor(second[0].data_ptr(), columns, depth, depth, *tile)
+    programs, constants, options = _schedule(plan, rows, columns, flags, sm_count)
     numbers = (columns, depth, out.stride(0), *strides)
-    key = product_key(target, tensors, (rows >> 31, *numbers, plan, *flags.values()))
-    constants = (
-        plan.stages,
-        plan.group_m,
-        split,
-        store_layout(plan.block_m, plan.block_n, plan.num_warps),
-        *flags.values(),
-        COPY_REGISTERS,
-    )
     with launch_guard(out.device):
         _matmul(
-            min(units, sm_count * plan.programs_per_sm),
+            programs,
             (x_desc, w_desc, second_desc, *tensors, target, rows, *numbers, *constants),
-            {
-                "num_warps": plan.num_warps,
-                "maxnreg": max_registers(plan),
-                "enable_fp_fusion": False,
-            },
-            key,
+            options,
+            product_key(target, tensors, (rows >> 31, *numbers, plan, flags)),
         )
         if split > 1:
             sum_parts(target, input_scale, first, second, out)
 
 
-def _descriptor(codes: Tensor, rows: int, depth: int) -> TensorDescriptor:
-    """Return the TMA description of a matrix that is read in tiles."""
-    return TensorDescriptor.from_tensor(codes, [rows, depth], operand_layout(rows, depth))
+@dataclass(frozen=True)
+class _Address:
+    """Memory of int8 codes, as far as a descriptor asks for it; it keeps nothing alive."""
+
+    start: int
+    dtype: torch.dtype = torch.int8
+
+    def data_ptr(self) -> int:
+        """Return where the memory starts."""
+        return self.start
+
+
+@lru_cache(maxsize=4096)
+def _descriptor(
+    start: int, rows: int, depth: int, stride: int, block_rows: int, block_depth: int
+) -> TensorDescriptor:
+    """Return the TMA description of int8 ``[rows, depth]`` at an address, read in tiles."""
+    block = [block_rows, block_depth]
+    layout = operand_layout(block_rows, block_depth)
+    return TensorDescriptor(_Address(start), [rows, depth], [stride, 1], block, layout)
+
+
+@lru_cache(maxsize=4096)
+def _schedule(
+    plan: HopperPlan, rows: int, columns: int, flags: tuple[bool, bool, bool], sm_count: int
+) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
+    """Return the programs of a launch, its constants and its compiler options."""
+    units = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n) * plan.split_k
+    units *= 2 if flags[0] else 1
+    store = store_layout(plan.block_m, plan.block_n, plan.num_warps)
+    constants = (plan.stages, plan.group_m, plan.split_k, store, *flags, COPY_REGISTERS)
+    options = {
+        "num_warps": plan.num_warps,
+        "maxnreg": max_registers(plan),
+        "enable_fp_fusion": False,
+    }
+    return min(units, sm_count * plan.programs_per_sm), constants, options
 
 
 def max_registers(plan: HopperPlan) -> int | None:
