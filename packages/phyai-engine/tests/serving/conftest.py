@@ -83,8 +83,8 @@ def request(state=0.0, **changes):
 class Running:
     """A server in a thread with its own event loop."""
 
-    def __init__(self, opened):
-        self._opened = opened
+    def __init__(self, opened, start_s=60):
+        self._opened, self._start_s = opened, start_s
         self._started = threading.Event()
         self._error = None
         self.thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
@@ -101,7 +101,7 @@ class Running:
 
     def __enter__(self):
         self.thread.start()
-        assert self._started.wait(60)
+        assert self._started.wait(self._start_s)
         if self._error is not None:
             raise self._error
         return self

@@ -92,7 +92,7 @@ def test_a_configuration_is_read_and_the_key_stays_out_of_its_text(folder):
 
 def test_options_win_over_the_file_and_the_variable_over_its_key(folder, monkeypatch):
     monkeypatch.setenv("PHYAI_API_KEY", "other")
-    config = command._settle(folder / "server.yaml", {"adapter": "auto"}, {"port": 9}, None)
+    config = command.settle_config(folder / "server.yaml", {"adapter": "auto"}, {"port": 9}, None)
     assert (config.server.port, config.policy.adapter) == (9, "auto")
     assert config.server.api_key == "other"
 

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 import typer
 
-from phyai.cli import bench, doctor, evaluate, explain, inspect, policy, replay, run, serve, tune
+from phyai.cli import (
+    bench,
+    deploy,
+    doctor,
+    evaluate,
+    explain,
+    inspect,
+    policy,
+    replay,
+    run,
+    serve,
+    tune,
+)
 from phyai.cli.errors import USAGE_ERROR, ErrorReport, error_report, print_error
 from phyai.cli.output import print_json, quiet_libraries
 
@@ -31,6 +43,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.command(name="serve")(serve.serve_command)
+app.command(name="deploy")(deploy.deploy_command)
 app.command(name="replay")(replay.replay_command)
 app.command(name="explain")(explain.explain_command)
 app.command(name="tune")(tune.tune_command)

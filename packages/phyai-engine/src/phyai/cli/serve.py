@@ -143,7 +143,7 @@ def serve_command(
     }
 
     def settle() -> "ServeConfig":
-        return _settle(config, typed, server, api_key_file)
+        return settle_config(config, typed, server, api_key_file)
 
     settled = settle()
     if check:
@@ -159,9 +159,27 @@ def serve_command(
         asyncio.run(serve_until_told(settled, settle))
 
 
-def _settle(
-    file: Path | None, policy: dict[str, Any], server: dict[str, Any], key_file: Path | None
+def settle_config(
+    file: Path | None,
+    policy: dict[str, Any],
+    server: dict[str, Any],
+    key_file: Path | None,
+    *,
+    here: bool = True,
 ) -> "ServeConfig":
+    """Return what the file and the command line say together.
+
+    Args:
+        file: Configuration file.
+        policy: Options about the policy; None where one was not given.
+        server: Options about the server, likewise.
+        key_file: File of the API key.
+        here: Whether the engine runs on this machine, which must have the device then.
+
+    Raises:
+        CliError: A file, a folder or a device is not usable, or there is nothing to serve.
+        PolicyError: The configuration file is wrong.
+    """
     from phyai.serving.config import PolicyConfig, ServeConfig, read_config, read_key
 
     typed = {name: value for name, value in policy.items() if value is not None}
@@ -186,7 +204,8 @@ def _settle(
             f"checkpoint {chosen.checkpoint} is not a folder",
             "give the folder that holds config.json and the .safetensors files",
         )
-    engines.resolve_device(chosen.device)
+    if here:
+        engines.resolve_device(chosen.device)
     return ServeConfig(chosen, replace(found.server, **changes, api_key=key))
 
 

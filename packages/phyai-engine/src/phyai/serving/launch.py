@@ -4,17 +4,43 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, runtime_checkable
 
-from phyai.serving.config import ServeConfig
+from phyai.serving.batching import Backend
+from phyai.serving.config import PolicyConfig, ServeConfig
 from phyai.serving.local import load_runner_async, make_batcher
 from phyai.serving.logs import event
 from phyai.serving.pool import ReplicaPool
 from phyai.serving.server import PolicyServer
 
 
+@runtime_checkable
+class Pool(Backend, Protocol):
+    """Several engines as one backend."""
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engines and return the metadata of their policy."""
+        ...
+
+    def states(self) -> list[str]:
+        """Return a state for each engine."""
+        ...
+
+    async def change(self, policy: PolicyConfig) -> None:
+        """Change to another policy without a pause."""
+        ...
+
+
 @contextlib.asynccontextmanager
-async def running_server(config: ServeConfig) -> AsyncIterator[PolicyServer]:
+async def running_server(
+    config: ServeConfig, pool: Pool | None = None
+) -> AsyncIterator[PolicyServer]:
     """Load a policy, start its server, and stop both at the end.
+
+    Args:
+        config: What to serve.
+        pool: Engines to start; None takes processes of this machine when the configuration has
+            replicas, else this process.
 
     Raises:
         ValueError, CheckpointError, ProcessingError, PolicyError, QuantConfigError: As the engine
@@ -22,11 +48,13 @@ async def running_server(config: ServeConfig) -> AsyncIterator[PolicyServer]:
         ReplicaError: The replicas can not start.
         OSError: The address can not be used.
     """
-    if config.server.replicas:
+    if pool is None and config.server.replicas:
         pool = ReplicaPool(config)
+    if pool is not None:
         metadata = await pool.start()
         server = PolicyServer(pool, metadata, config.server, pool.states)
-        pool.on_restart = server.metrics.restarted
+        if isinstance(pool, ReplicaPool):
+            pool.on_restart = server.metrics.restarted
     else:
         runner = await load_runner_async(config)
         servers: list[PolicyServer] = []
@@ -37,7 +65,9 @@ async def running_server(config: ServeConfig) -> AsyncIterator[PolicyServer]:
         yield server
 
 
-async def serve_until_told(config: ServeConfig, reload: Callable[[], ServeConfig]) -> None:
+async def serve_until_told(
+    config: ServeConfig, reload: Callable[[], ServeConfig], pool: Pool | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     SIGHUP reads the configuration again and changes the replicas to its policy, one at a time.
@@ -45,12 +75,13 @@ async def serve_until_told(config: ServeConfig, reload: Callable[[], ServeConfig
     Args:
         config: What to serve.
         reload: Returns the configuration as it is at that time.
+        pool: Engines to start, see `running_server`.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running_server(config) as server:
+    async with running_server(config, pool) as server:
         changes: set[asyncio.Task[None]] = set()
 
         def change() -> None:
@@ -64,7 +95,7 @@ async def serve_until_told(config: ServeConfig, reload: Callable[[], ServeConfig
 
 async def _change(server: PolicyServer, reload: Callable[[], ServeConfig]) -> None:
     pool = server.service.backend
-    if not isinstance(pool, ReplicaPool):
+    if not isinstance(pool, Pool):
         event("the policy is changed without a pause only with replicas", level=30)
         return
     try:

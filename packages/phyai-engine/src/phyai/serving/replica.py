@@ -84,13 +84,16 @@ async def _compute(
 async def _answer(
     batcher: Batcher, writer: asyncio.StreamWriter, message: Mapping[str, Any]
 ) -> None:
-    reply: dict[str, Any] = {"id": message["id"]}
-    if "job" in message:
-        try:
-            reply["answer"] = (await batcher.submit(Job.from_wire(message["job"]))).to_wire()
-        except Exception as error:
-            trace = error.trace if isinstance(error, EngineFailureError) else ""
-            reply["error"] = {"bad": is_bad_request(error), "text": str(error), "trace": trace}
-    write_message(writer, reply)
+    reply = await reply_to(batcher, message) if "job" in message else {}
+    write_message(writer, {"id": message["id"], **reply})
     with contextlib.suppress(ConnectionError):
         await writer.drain()
+
+
+async def reply_to(batcher: Batcher, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a message's ``job``, or its error, as plain values for the codec."""
+    try:
+        return {"answer": (await batcher.submit(Job.from_wire(message["job"]))).to_wire()}
+    except Exception as error:
+        trace = error.trace if isinstance(error, EngineFailureError) else ""
+        return {"error": {"bad": is_bad_request(error), "text": str(error), "trace": trace}}

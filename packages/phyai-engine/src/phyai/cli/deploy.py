@@ -1,0 +1,88 @@
+"""``phyai deploy``: a policy server whose engines run on a Ray cluster."""
+
+import importlib.util
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phyai.cli import options, serve
+from phyai.cli.errors import CliError
+from phyai.cli.output import stdout_to_stderr
+
+if TYPE_CHECKING:
+    from phyai.serving.config import ServeConfig
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster, e.g. auto or HOST:6379. Default: Ray is started on this machine.",
+        metavar="ADDRESS",
+        show_default=False,
+    ),
+]
+Gpus = Annotated[
+    float | None,
+    typer.Option(
+        help="GPUs of one replica. Default: 1, or 0 with --device cpu.",
+        min=0.0,
+        show_default=False,
+    ),
+]
+Replicas = Annotated[int, typer.Option(help="Replicas in the cluster.", min=1)]
+
+
+def deploy_command(
+    config: serve.ConfigFile = None,
+    checkpoint: options.OptionalCheckpoint = None,
+    address: Address = None,
+    replicas: Replicas = 1,
+    gpus: Gpus = None,
+    adapter: serve.AdapterOption = None,
+    host: serve.Host = None,
+    port: serve.Port = None,
+    api_key_file: serve.ApiKeyFile = None,
+    default_prompt: serve.Prompt = None,
+    max_batch: serve.MaxBatch = None,
+    record: serve.Record = None,
+    device: options.Device = None,
+    preset: options.Preset = None,
+) -> None:
+    """Serve a policy with replicas on a Ray cluster until SIGTERM.
+
+    The checkpoint must be at the same path on every machine of the cluster.
+
+    Example: phyai deploy server.yaml --address auto --replicas 4
+    """
+    serve.require_serving()
+    if importlib.util.find_spec("ray") is None:
+        raise CliError("deploying needs Ray", 'pip install "phyai-engine[serve,ray]"')
+    policy = {
+        "checkpoint": checkpoint,
+        "adapter": adapter,
+        "default_prompt": default_prompt,
+        "device": device,
+        "preset": preset,
+    }
+    server = {
+        "host": host,
+        "port": port,
+        "max_batch": max_batch,
+        "replicas": replicas,
+        "record": record,
+    }
+
+    def settle() -> "ServeConfig":
+        return serve.settle_config(config, policy, server, api_key_file, here=False)
+
+    settled = settle()
+    import asyncio
+
+    from phyai.serving.launch import serve_until_told
+    from phyai.serving.logs import log_as_json
+    from phyai.serving.ray_pool import RayPool
+
+    log_as_json()
+    needed = gpus if gpus is not None else float(settled.policy.device != "cpu")
+    with stdout_to_stderr():
+        pool = RayPool(settled, address, needed)
+        asyncio.run(serve_until_told(settled, settle, pool))
