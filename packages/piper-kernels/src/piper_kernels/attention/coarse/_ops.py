@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.runtime import supports_device
 from piper_kernels.attention.coarse import reference
 from piper_kernels.attention.coarse._validation import (
     LABEL,
@@ -34,10 +35,13 @@ def sparse_piper_coarse_residual(
 ) -> Tensor:
     """Return the gated coarse attention of ``[B, S, H, D]`` operands in their dtype."""
     check_residual(query, key, value, gate, coarse_key_blocks, coarse_scale, block_lengths)
-    mode = RoutingMode(routing_mode)
-    return reference.coarse_residual(
-        query, key, value, gate, coarse_key_blocks, coarse_scale, mode, block_lengths
-    )
+    operands = (query, key, value, gate)
+    options = (coarse_key_blocks, coarse_scale, RoutingMode(routing_mode), block_lengths)
+    if supports_device(query.device):
+        from piper_kernels.attention.coarse import _triton_backend
+
+        return _triton_backend.coarse_residual(*operands, *options)
+    return reference.coarse_residual(*operands, *options)
 
 
 @sparse_piper_coarse_residual.register_fake

@@ -1,0 +1,60 @@
+"""The coarse kernels, in Triton's interpreter and on a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from piper_kernels import sparse_piper_coarse_residual
+from piper_kernels.attention.coarse import reference
+from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def run_checks(*arguments, **variables):
+    script = Path(__file__).with_name("coarse_checks.py")
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", script, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "coarse checks passed" in result.stdout
+
+
+def test_numerics_in_the_interpreter():
+    run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnTheGpu:
+    def test_numerics(self):
+        run_checks("cuda")
+
+    def test_the_operator_is_captured_and_does_not_synchronize(self):
+        live = [torch.randn(1, 193, 2, 64, device="cuda") for _ in range(4)]
+        options = {"routing": "minmax", "coarse_scale": 0.125}
+        eager = sparse_piper_coarse_residual(*live, **options)
+        wanted = reference.coarse_residual(*live, 4, 0.125, RoutingMode.MINMAX, None)
+        torch.testing.assert_close(eager, wanted, rtol=2e-5, atol=2e-6)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sparse_piper_coarse_residual(*live, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        inputs = [torch.zeros_like(x) for x in live]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = sparse_piper_coarse_residual(*inputs, **options)
+        for destination, source in zip(inputs, live, strict=True):
+            destination.copy_(source)
+        graph.replay()
+        assert torch.equal(captured, eager)
