@@ -1,7 +1,7 @@
 """What a kernel launcher has to know about an accelerator. Needs neither Triton nor a device."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
@@ -18,7 +18,7 @@ class AcceleratorTarget:
     backend: str
     architecture: str
 
-    @property
+    @cached_property
     def capability(self) -> tuple[int, int]:
         """Compute capability of a CUDA target; ``(0, 0)`` for HIP."""
         if self.backend != "cuda":
