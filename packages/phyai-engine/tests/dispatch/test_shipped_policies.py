@@ -79,6 +79,7 @@ UNTOUCHED = {
 }
 MODELS = tuple(QUANTIZED)
 PORTABLE = ("convrot_int8", "convrot_nvfp4", "nvfp4")
+TUNED = ("pi05_h200",)
 
 
 def preset(model, name, catalog):
@@ -117,7 +118,18 @@ def humming_query(variant, device, dtype="bf16"):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_presets_are_there(model):
     names = {path.stem for path in (EXAMPLES / model / "kernel_policies").glob("*.yaml")}
-    assert names == {*(f"humming_{variant}" for variant in HUMMING), *PORTABLE}
+    tuned = TUNED if model == "pi05" else ()
+    assert names == {*(f"humming_{variant}" for variant in HUMMING), *PORTABLE, *tuned}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_tuned_presets_name_rows_that_an_h200_has(name, catalog):
+    policy = preset("pi05", name, catalog)
+    assert policy.rules
+    for rule in policy.rules:
+        assert rule.restrict_to is not None
+        row = catalog.impl(rule.restrict_to)
+        assert row.metadata.get("package") in {None, "triton", "piper-kernels"}, "nothing to build"
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -59,7 +59,7 @@ def bench_pi05(
     Vision tower, language model and Euler loop are replayed as CUDA graphs and timed by events. The
     floor is the work over what an H200 reaches in bf16.
 
-    Example: phyai bench pi05 --policy examples/pi05/kernel_policies/pi05_h200_fast.yaml
+    Example: phyai bench pi05 --kernel-config examples/pi05/kernel_policies/pi05_h200_fast.yaml
     """
     from phyai.models.pi05.bench import ANCHORS, Setting
 
