@@ -8,10 +8,12 @@ import pytest
 
 from phyai.dispatch import PolicyError
 from phyai.processing import ProcessingError
-from phyai.serving import RequestError, built_in_adapter, read_adapter
+from phyai.serving import PolicyConfig, RequestError, built_in_adapter, read_adapter
+from phyai.serving.loading import load_policy
+from phyai.serving.runner import Runner
 from phyai.serving.vectors import relative_mask
 
-from .conftest import CAMERAS, REPOSITORY, FakeEngine
+from .conftest import CAMERAS, REACH, REPOSITORY, FakeEngine
 
 PICTURE = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 ARM = """
@@ -140,6 +142,38 @@ def test_a_file_describes_a_robot(arm):
     np.testing.assert_allclose(arm.actions(actions), expected, rtol=1e-6)
     assert relative_mask(arm.action_parts) == (True, True, False)
     assert (arm.control_hz, arm.execute, arm.reset_pose) == (20.0, 4, (0.5, -1.0))
+
+
+def test_relative_actions_of_a_file_start_from_the_state(tmp_path):
+    robot = """
+schema: phyai.adapter/v1
+name: pointer
+images: {eye: base, hand_eye: wrist}
+state: [{key: place, size: 2, scale: 0.5}, {key: speed, size: 2}]
+actions: [{name: x, relative: true, scale: 2}, {name: y, offset: 10}]
+"""
+    file = tmp_path / "pointer.yaml"
+    file.write_text(robot)
+    config = PolicyConfig(REACH, device="cpu", adapter=str(file), num_steps=2)
+    runner = Runner(load_policy(config))
+    plain = Runner(load_policy(PolicyConfig(REACH, device="cpu", num_steps=2)))
+    state = np.array([0.25, -0.5, 0.01, 0.02], np.float32)
+    pictures = {"base": np.zeros((84, 84, 3), np.uint8), "wrist": np.ones((84, 84, 3), np.uint8)}
+    told = {"prompt": "reach the red disc"}
+    reference = plain.run_one({**pictures, "state": state, **told}, seed=1).actions
+    wire = {"eye": pictures["base"], "hand_eye": pictures["wrist"]}
+    place, speed = state[:2] * 2, state[2:]
+    found = runner.run_one({**wire, "place": place, "speed": speed, **told}, seed=1).actions
+    np.testing.assert_allclose(found[:, 0], 2 * (reference[:, 0] + state[0]), atol=1e-5)
+    np.testing.assert_allclose(found[:, 1], reference[:, 1] + 10, atol=1e-5)
+    assert runner.metadata()["state_keys"] == ["place", "speed"]
+
+
+def test_a_file_whose_camera_the_checkpoint_lacks_is_refused(tmp_path):
+    file = tmp_path / "arm.yaml"
+    file.write_text(ARM.partition("state:")[0])
+    with pytest.raises(ValueError, match="maps 'eye' to camera 'front', which the checkpoint"):
+        load_policy(PolicyConfig(REACH, device="cpu", adapter=str(file)))
 
 
 def test_widths_that_do_not_fit_a_file_are_errors(arm):

@@ -175,6 +175,40 @@ def test_jobs_of_a_dead_replica_go_to_another_and_a_deadly_job_ends():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("visible", "gpus", "device", "expected"),
+    [
+        (None, 2, None, ["0", "1", "0"]),
+        ("5,GPU-7", 2, "cuda", ["5", "GPU-7", "5"]),
+    ],
+)
+def test_every_replica_sees_one_gpu(monkeypatch, visible, gpus, device, expected):
+    monkeypatch.setattr("phyai.serving.pool.torch.cuda.device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def run():
+        pool = fake_pool(replicas=3)
+        found = [pool._environment(index, device) for index in range(3)]
+        assert found == [{"CUDA_VISIBLE_DEVICES": name} for name in expected]
+        assert pool._environment(0, "cuda:1") == {}
+
+    asyncio.run(run())
+
+
+def test_cpu_replicas_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("phyai.serving.pool.os.cpu_count", lambda: 9)
+
+    async def run():
+        assert fake_pool()._environment(0, "cpu") == {"OMP_NUM_THREADS": "4"}
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert fake_pool()._environment(0, "cpu") == {}
+
+    asyncio.run(run())
+
+
 def test_a_policy_changes_one_replica_after_the_other():
     async def run():
         pool, events = fake_pool(), []

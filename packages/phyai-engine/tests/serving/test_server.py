@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import struct
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -305,14 +307,18 @@ def test_encoded_pictures(serve_fake, kind):
 
 
 def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_decoded(serve_fake):
-    file = io.BytesIO()
-    Image.new("1", (50_000, 50_000)).save(file, "PNG")
+    head = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
     with (
         serve_fake() as server,
         PolicyClient(port=server.port) as client,
         pytest.raises(ServerError, match="pixels"),
     ):
-        client.infer(request(front=file.getvalue()))
+        client.infer(request(front=bomb))
 
 
 def test_prompts_of_every_kind(serve_fake):

@@ -99,7 +99,7 @@ class ServerConfig:
     batch_window_ms: float = 2.0
     max_queue: int = 64
     max_connections: int = 64
-    max_frame_bytes: int = 64 * 2**20
+    max_frame_bytes: int = 32 * 2**20
     request_timeout_s: float = 30.0
     drain_s: float = 20.0
     record: Path | None = None

@@ -208,12 +208,17 @@ class ReplicaPool:
                 await replica.kill()
 
     async def _make(self, index: int, policy: PolicyConfig) -> Replica:
-        device = policy.device
+        environment = self._environment(index, policy.device)
+        return await Replica.start(index, replace(self._config, policy=policy), environment)
+
+    def _environment(self, index: int, device: str | None) -> dict[str, str]:
+        """Return what a replica's environment has besides this one: its GPU or its threads."""
         gpus = torch.cuda.device_count()
         if device in (None, "cuda") and gpus:
-            device = f"cuda:{index % gpus}"
-        threads = None
-        if not (device or "cpu").startswith("cuda"):
-            threads = max(1, (os.cpu_count() or 1) // len(self._slots))
-        config = replace(self._config, policy=replace(policy, device=device))
-        return await Replica.start(index, config, threads)
+            # The replica sees one GPU, so that every library in it means the same one.
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            names = [name for name in visible.split(",") if name] or [str(n) for n in range(gpus)]
+            return {"CUDA_VISIBLE_DEVICES": names[index % gpus]}
+        if (device or "cpu").startswith("cuda") or "OMP_NUM_THREADS" in os.environ:
+            return {}
+        return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(self._slots)))}

@@ -56,26 +56,23 @@ class Replica:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, index: int, config: ServeConfig, threads: int | None) -> Self:
+    async def start(cls, index: int, config: ServeConfig, environment: Mapping[str, str]) -> Self:
         """Start a process and wait until its policy is warm.
 
         Args:
             index: Position among the replicas.
             config: Policy and batching.
-            threads: Threads of one operation on the CPU; None leaves the environment's.
+            environment: Variables of the process besides those of this one.
 
         Raises:
             ReplicaError: The policy can not be loaded, or the process ended.
         """
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        if threads is not None:
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _PROGRAM, str(theirs.fileno())),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env={**os.environ, **environment},
             start_new_session=True,
         )
         theirs.close()
