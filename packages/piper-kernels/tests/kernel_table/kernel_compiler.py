@@ -9,6 +9,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from piper_kernels._triton.mixed_sign import mixed_sign_dots
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
@@ -22,10 +24,19 @@ TARGETS = {
 MULTIPLES_OF_16 = {
     "depth",
     "features",
+    "key_batch_stride",
+    "key_head_stride",
+    "key_row_stride",
     "out_row_stride",
+    "query_batch_stride",
+    "query_head_stride",
+    "query_row_stride",
     "row_stride",
     "source_row_stride",
     "split_depth",
+    "value_batch_stride",
+    "value_head_stride",
+    "value_row_stride",
     "width",
     "word_row_stride",
     "x_row_stride",
@@ -68,7 +79,8 @@ def unsupported(target: str) -> str:
 def compile_kernel(case, target: str) -> Usage:
     """Compile a case with the argument types and alignment of its launcher."""
     gpu = TARGETS[target]
-    compiled = triton.compile(_source(case, target), target=gpu, options=dict(case.options))
+    with mixed_sign_dots():
+        compiled = triton.compile(_source(case, target), target=gpu, options=dict(case.options))
     binary = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
     assert binary[:4] == b"\x7fELF"
     shared = compiled.metadata.shared
