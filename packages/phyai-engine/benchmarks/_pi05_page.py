@@ -92,7 +92,8 @@ def _lerobot(document: Mapping[str, Any]) -> Iterator[str]:
     if "error" in found:
         yield f"Not measured: {found['error']}\n"
         return
-    ours = document["policies"]["bf16"]["results"][0]["ms"]["request"]["p50"]
+    first = next(iter(document["policies"].values()))
+    ours = first["results"][0]["ms"]["request"]["p50"]
     rows = [
         (mode, found[mode]["p50_ms"], found[mode]["most_ms"], f"{found[mode]['p50_ms'] / ours:.1f}")
         for mode in ("eager", "compiled")

@@ -4,8 +4,9 @@
     python packages/phyai-engine/benchmarks/benchmark_pi05.py --page results.json
 
 The first command times the three settings with published latencies (and batches with ``--batch``)
-for every ``--policy``, compares the actions of each policy with the reference kernels in fp32, and
-times LeRobot's own policy in the same run where it is installed. The second writes
+for every ``--policy`` (without one, for the default rows), compares the actions with those of the
+reference kernels in fp32, and times LeRobot's own policy in the same run where it is installed. The
+second writes
 ``docs/pi05-performance.md`` from the stored file.
 """
 
@@ -41,10 +42,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "replays": arguments.replays,
         "policies": {},
     }
-    for policy in [None, *arguments.policy]:
-        name = "bf16" if policy is None else policy.stem
+    policies: list[Path | None] = [*arguments.policy] or [None]
+    names = ["default" if policy is None else policy.stem for policy in policies]
+    for name, policy in zip(names, policies, strict=True):
         document["policies"][name] = dict(_policy(policy, settings, arguments))
         _store(document, arguments.output)
+        _free()
+    if arguments.inputs:
+        found = compare_with_reference(policies, "cuda", inputs=arguments.inputs)
+        for name, accuracy in zip(names, found, strict=True):
+            print(name, accuracy, flush=True)
+            document["policies"][name]["accuracy"] = accuracy
+            _store(document, arguments.output)
+        _free()
     if arguments.lerobot:
         document["lerobot"] = time_lerobot(device, compiled=arguments.compile)
         _store(document, arguments.output)
@@ -63,12 +73,6 @@ def _policy(
             spent = {stage: values["p50"] for stage, values in found["ms"].items()}
             print(policy, found["setting"]["name"], spent, found["ratio"]["total"], flush=True)
         yield "results", results
-        _free()
-        if arguments.inputs:
-            accuracy = compare_with_reference(policy, "cuda", inputs=arguments.inputs)
-            print(policy, accuracy, flush=True)
-            yield "accuracy", accuracy
-            _free()
     except Exception as error:  # the other policies are still worth measuring
         print(policy, error, file=sys.stderr)
         yield "error", f"{type(error).__name__}: {error}"

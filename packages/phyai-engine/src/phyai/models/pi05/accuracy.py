@@ -1,7 +1,7 @@
 """How far a policy's actions are from the reference kernels in fp32, with random weights."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,42 +61,48 @@ def _answers(
 
 
 def compare_with_reference(
-    policy: Path | None,
+    policies: Sequence[Path | None],
     device: str,
     *,
     inputs: int = 64,
     config: PI05Config | None = None,
-) -> dict[str, Any]:
-    """Compares a policy in bf16 with the reference rows in fp32, without TF32.
+) -> Iterator[dict[str, Any]]:
+    """Compares policies in bf16 with the reference rows in fp32, without TF32.
 
-    Both models hold the same bf16 numbers before the policy quantizes them. Compared is the way
-    from noise to actions, which an untrained model makes small beside the noise.
+    All models hold the same bf16 numbers before a policy quantizes them. Compared is the way from
+    noise to actions, which an untrained model makes small beside the noise.
 
     Args:
-        policy: file with kernel rules and quantization; none if None.
-        device: where both run.
+        policies: files with kernel rules and quantization; None for no policy.
+        device: where all run.
         inputs: seeded questions.
         config: sizes; the published ones if None.
 
-    Returns:
-        Mean and least cosine and the largest relative error.
+    Yields:
+        For each policy, mean and least cosine and the largest relative error.
     """
     config = full_size_config() if config is None else config
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        expected = _answers(
-            config, device, inputs, torch.float32, KernelConfig(policy_config=reference_rules())
-        )
-        gc.collect()
-        actual = _answers(config, device, inputs, torch.bfloat16, KernelConfig(config_path=policy))
+        reference = KernelConfig(policy_config=reference_rules())
+        expected = _answers(config, device, inputs, torch.float32, reference)
+        for policy in policies:
+            gc.collect()
+            actual = _answers(
+                config, device, inputs, torch.bfloat16, KernelConfig(config_path=policy)
+            )
+            yield _difference(actual, expected)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def _difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, Any]:
     pairs = [(one.flatten(), other.flatten()) for one, other in zip(actual, expected, strict=True)]
     cosines = torch.stack([torch.cosine_similarity(one, other, dim=0) for one, other in pairs])
     errors = [float((one - other).norm() / other.norm()) for one, other in pairs]
     return {
-        "inputs": inputs,
+        "inputs": len(pairs),
         "mean_cosine": float(cosines.mean()),
         "least_cosine": float(cosines.min()),
         "largest_relative_error": max(errors),
