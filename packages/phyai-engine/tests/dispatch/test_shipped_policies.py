@@ -79,7 +79,7 @@ UNTOUCHED = {
 }
 MODELS = tuple(QUANTIZED)
 PORTABLE = ("convrot_int8", "convrot_nvfp4", "nvfp4")
-TUNED = ("pi05_h200",)
+TUNED = ("pi05_h200", "pi05_h200_fast")
 
 
 def preset(model, name, catalog):
