@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
-    parser.add_argument("--budget", type=float, default=250, help="seconds (default 250)")
+    parser.add_argument("--budget", type=float, default=160, help="seconds (default 160)")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)
