@@ -20,12 +20,12 @@ def _groups(granularity):
     return {name: (g.repeats, g.groups, g.width) for name, g in names.items()}
 
 
-def _quantize(variant, head_dim, values, sum_tiles=0, dtype="*bf16", **changes):
+def _quantize(variant, head_dim, values, sums=False, dtype="*bf16", **changes):
     constants = {
         "D": head_dim,
         "VALUES": int(values),
         "PERMUTED": True,
-        "SUM_TILES": sum_tiles,
+        "SUMS": sums,
         "MASKED": False,
         "WIDE": False,
         "HAS_QUERIES": True,
@@ -49,7 +49,7 @@ def preparation_cases():
         yield KernelCase(module, "partial_kernel", variant, flags, _TYPES)
         yield KernelCase(module, "finish_kernel", variant, flags | {"CHUNKS": 16}, _TYPES)
     for head_dim in (64, 128):
-        yield _quantize(f"dense D{head_dim}", head_dim, Values.CENTERED, sum_tiles=2)
+        yield _quantize(f"dense D{head_dim}", head_dim, Values.CENTERED, sums=True)
         yield _quantize(f"sparse D{head_dim}", head_dim, Values.PER_TILE, MASKED=True)
     in_order = {"PERMUTED": False, "granularity": Granularity.PER_THREAD}
     yield _quantize("causal, keys in order, D128", 128, Values.PER_KEY, **in_order)
@@ -68,7 +68,7 @@ def _summaries():
     types |= {"first": "*fp32", "second": "*fp32"}
     for summary in Summary:
         for is_query in (False, True):
-            constants = {"D": 128, "IS_QUERY": is_query, "SUMMARY": int(summary), "ROWS": 16}
+            constants = {"D": 128, "IS_QUERY": is_query, "SUMMARY": int(summary), "ROWS": 4}
             variant = f"{summary.name.lower()} of {'queries' if is_query else 'keys'}"
             flags = {"MASKED": summary is Summary.MEAN}
             options = {"num_warps": 1}

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch.nn import functional
 
-from piper_kernels.attention._preparation import dense, routes, sparse
+from piper_kernels.attention._preparation import _launch, dense, routes, sparse
 from piper_kernels.attention._quantization import Granularity
 from piper_kernels.attention.piper_attention import prepared
 from piper_kernels.attention.sage_attention_2pp import reference as sage
@@ -68,8 +68,11 @@ def permuted(codes):
 
 
 def code_sums(codes):
+    """Return 127 times the sums of 128 codes as bits of numbers near plus or minus 1.5 * 2**23."""
     padded = functional.pad(codes.cpu().int(), (0, -codes.shape[-1] % 128))
-    return 128 * padded.unflatten(-1, (-1, 128)).sum(-1, dtype=torch.int32).mT
+    sums = 127.0 * padded.unflatten(-1, (-1, 128)).sum(-1).mT
+    odd = torch.arange(sums.shape[-2])[:, None] % 2 == 1
+    return (torch.where(odd, -1.5, 1.5) * 2**23 + sums).view(torch.int32)
 
 
 def log_maxima(multiplier):
@@ -150,6 +153,36 @@ def check_special_rows() -> None:
     constant = value[:, :, 20:21].expand_as(value).contiguous()
     out = dense.prepare_piper_key_value(*on_device(key, constant), is_causal=False)
     assert_floats(out.value_mean, constant[:, :, 0].float(), "mean of constant values", rtol=2e-7)
+
+
+def check_tile_scales() -> None:
+    query, key, value = operands(64, 300, 64, BRAIN)
+    out = dense.prepare_piper(
+        *on_device(query, key, value), scale=0.1, is_causal=False, values_per_tile=True
+    ).key_value
+    assert out.value_multiplier is None
+    centered = value.float() - value.float().mean(2, keepdim=True)
+    tiles = functional.pad(centered, (0, 0, 0, 20)).unflatten(2, (-1, 64))
+    scale = tiles.abs().amax((-2, -1)) / 127 + 1e-7
+    assert_floats(out.value_log_max, scale.log2(), "tile logarithms", atol=1e-5)
+    codes = (tiles / scale[..., None, None]).round().to(torch.int8).flatten(2, 3).mT
+    assert_codes(out.value_codes, permuted(codes), "values of tiles")
+    assert torch.equal(out.value_sum.cpu(), code_sums(out.value_codes))
+
+
+def check_long_chunks() -> None:
+    """Let programs handle several tiles, as they do where heads and rows are many."""
+    sizes = ("_PARTIAL_PROGRAMS", "_QUANTIZE_PROGRAMS", "_SUMMARY_PROGRAMS")
+    before = {name: getattr(_launch, name) for name in sizes}
+    try:
+        for name in sizes:
+            setattr(_launch, name, 1)
+        check_piper(*operands(64, 577, 64, BRAIN), WARP, False)
+        check_piper(*operands(321, 321, 128, HALF), THREAD, True)
+        check_sparse()
+    finally:
+        for name, number in before.items():
+            setattr(_launch, name, number)
 
 
 def check_parts() -> None:
@@ -273,6 +306,8 @@ def main() -> None:
     check_strided()
     check_special_rows()
     check_parts()
+    check_tile_scales()
+    check_long_chunks()
     check_sage()
     check_sparse()
     check_routes()

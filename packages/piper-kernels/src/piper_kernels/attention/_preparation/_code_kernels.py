@@ -10,6 +10,8 @@ import triton.language as tl
 TILE = tl.constexpr(64)
 # 1.5 * 2**23 leaves no fraction bits, so adding it rounds half to even.
 _ROUND = tl.constexpr(12582912.0)
+# The bits of that number and of its negative.
+_BIAS, _NEGATIVE_BIAS = tl.constexpr(0x4B400000), tl.constexpr(0x4B400000 - 2**31)
 
 
 @triton.jit
@@ -39,3 +41,12 @@ def byte_sums(words):
     """Return the sums over axis 1 of the four INT8 codes in every int32 word."""
     pairs = (words >> 24) + (words << 8 >> 24)
     return tl.sum(pairs + (words << 16 >> 24) + (words << 24 >> 24), axis=1)
+
+
+@triton.jit
+def biased_sums(sums, pair):
+    """Return 127 times sums of codes as bits of FP32 numbers, for an accumulator to start from.
+
+    ``1.5 * 2**23`` is added for even pairs of tiles and subtracted for odd ones.
+    """
+    return tl.where(pair % 2 == 0, _BIAS + 127 * sums, _NEGATIVE_BIAS - 127 * sums)

@@ -18,7 +18,7 @@ from piper_kernels.attention._quantization import Granularity, RowGroups
 TILE = 64
 # Programs that fill a device a few times; longer loops make fewer partial results.
 _PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 512, 2048
-_SUMMARY_PROGRAMS, _SUMMARY_ROWS = 8192, 16
+_SUMMARY_PROGRAMS, _SUMMARY_ELEMENTS = 8192, 512
 _MOST_CHUNK_TILES = 8
 _FINISH_CHUNKS = 16
 
@@ -114,7 +114,7 @@ def summarized_statistics(
             summary_kernel[grid](
                 source, counts, first, parts.aux, partials, rows, heads, chunk_tiles,
                 *source.stride()[:3], D=head_dim, IS_QUERY=source is query, SUMMARY=int(summary),
-                MASKED=lengths is not None, ROWS=_SUMMARY_ROWS, num_warps=1,
+                MASKED=lengths is not None, ROWS=_SUMMARY_ELEMENTS // head_dim, num_warps=1,
             )  # fmt: skip
     _sum([value], partials[1:], lengths, chunk_tiles, False)
     return _finish(key, partials, lengths, False), parts
@@ -196,7 +196,7 @@ class QuantizedValues:
         multiplier: FP32, 255 times the scale, ``[B, H, 64 * tiles]`` or per tile
             ``[B, H, tiles]``.
         logs: FP32 ``[B, H, tiles]``, the base-2 logarithm of the largest scale of a tile.
-        sums: int32 ``[B, H, ceil(tiles / sum_tiles), D]``, 128 times the sum of codes.
+        sums: int32 ``[B, H, ceil(tiles / 2), D]``, biased sums of the codes of 128 keys.
     """
 
     codes: Tensor
@@ -205,19 +205,19 @@ class QuantizedValues:
     sums: Tensor
 
     @classmethod
-    def empty(cls, rows: Tensor, values: Values, sum_tiles: int) -> "QuantizedValues":
+    def empty(cls, rows: Tensor, values: Values, sums: bool) -> "QuantizedValues":
         """Return storage for ``[B, H, S, D]``."""
         batch, heads, length, head_dim = rows.shape
         tiles = tiles_of(length)
         scales = {Values.PER_TILE: tiles, Values.E4M3: 0}.get(values, tiles * TILE)
-        sums = -(-tiles // sum_tiles) if sum_tiles else 0
+        logs, pairs = (tiles, -(-tiles // 2)) if sums else (0, 0)
         dtype = torch.float8_e4m3fn if values is Values.E4M3 else torch.int8
         floats = {"dtype": torch.float32, "device": rows.device}
         return cls(
             rows.new_empty((batch, heads, head_dim, tiles * TILE), dtype=dtype),
             torch.empty((batch, heads, scales), **floats),
-            torch.empty((batch, heads, tiles if sum_tiles else 0), **floats),
-            torch.empty((batch, heads, sums, head_dim), dtype=torch.int32, device=rows.device),
+            torch.empty((batch, heads, logs), **floats),
+            torch.empty((batch, heads, pairs, head_dim), dtype=torch.int32, device=rows.device),
         )
 
 
@@ -240,7 +240,7 @@ def quantize(
     granularity: Granularity = Granularity.PER_WARP,
     values: Values = Values.CENTERED,
     permuted: bool = True,
-    sum_tiles: int = 0,
+    sums: bool = False,
     lengths: Tensor | None = None,
 ) -> Quantized:
     """Quantize ``[B, H, S, D]`` operands in one launch.
@@ -254,7 +254,7 @@ def quantize(
         granularity: Which rows of queries and keys share a scale.
         values: What becomes of values.
         permuted: Whether every 32 keys of values are in the order of accumulator fragments.
-        sum_tiles: Tiles of a sum of value codes, 1 or 2; 0 stores neither sums nor logarithms.
+        sums: Whether sums of value codes and logarithms of scales are stored.
         lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
     """
     some = next(x for x in (query, key, value) if x is not None)
@@ -265,7 +265,7 @@ def quantize(
     parts = Quantized(
         QuantizedRows.empty(query, granularity.query),
         QuantizedRows.empty(key, granularity.key),
-        QuantizedValues.empty(value, values, sum_tiles),
+        QuantizedValues.empty(value, values, sums),
     )
     q, k, v = parts.query, parts.key, parts.value
     chunk_tiles = _chunk_tiles(query, key, value)
@@ -286,7 +286,7 @@ def quantize(
             KEY_GROUPS=_groups(granularity.key),
             VALUES=int(values),
             PERMUTED=permuted,
-            SUM_TILES=sum_tiles,
+            SUMS=sums,
             MASKED=lengths is not None,
             HAS_QUERIES=query_programs > 0,
             HAS_KEYS=key_programs > 0,

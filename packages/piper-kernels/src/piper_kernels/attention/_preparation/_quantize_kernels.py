@@ -65,7 +65,7 @@ def quantize_kernel(
     KEY_GROUPS: tl.constexpr,
     VALUES: tl.constexpr,
     PERMUTED: tl.constexpr,
-    SUM_TILES: tl.constexpr,
+    SUMS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     HAS_QUERIES: tl.constexpr,
@@ -91,8 +91,8 @@ def quantize_kernel(
         rotated_mean: FP32 ``[B, key_heads, D]``, unscaled.
         value_words: int32 ``[B, key_heads, D, 16 * tiles]``.
         value_multiplier: FP32 ``[B, key_heads, 64 * tiles]`` or, per tile, ``[..., tiles]``.
-        value_logs: FP32 ``[B, key_heads, tiles]``, with ``SUM_TILES``.
-        value_sum: int32 ``[B, key_heads, ceil(tiles / SUM_TILES), D]``.
+        value_logs: FP32 ``[B, key_heads, tiles]``, with ``SUMS``.
+        value_sum: int32 ``[B, key_heads, ceil(tiles / 2), D]``, with ``SUMS``.
         value_numbers: FP32 ``[B, key_heads, D]``: means or, for E4M3, scales.
         query_rows: Rows of queries.
         key_rows: Rows of keys and values.
@@ -102,7 +102,7 @@ def quantize_kernel(
         key_programs: Programs for keys. Values have the rest of the grid.
         query_chunks: Programs for one query head.
         key_chunks: Programs for one head of keys or values.
-        chunk_tiles: Tiles of a program, a multiple of ``SUM_TILES``.
+        chunk_tiles: Tiles of a program, an even number.
         query_factor: Factor of the stored query scale.
         query_batch_stride: Elements between batches of queries.
         query_head_stride: Elements between heads of queries.
@@ -118,7 +118,7 @@ def quantize_kernel(
         KEY_GROUPS: The same of keys.
         VALUES: ``PER_KEY``, ``CENTERED``, ``PER_TILE`` or ``E4M3``.
         PERMUTED: Whether slots of 32 keys are in the order of 8-bit accumulator fragments.
-        SUM_TILES: Tiles of a sum of value codes, 1 or 2; 0 stores none.
+        SUMS: Whether sums of codes and logarithms of scales are stored.
         MASKED: Whether tiles have lengths.
         WIDE: Whether products are FP32 products, as in the interpreter.
         HAS_QUERIES: Whether there are programs for queries.
@@ -140,13 +140,12 @@ def quantize_kernel(
         at_tiles = lead * key_tiles
         if HAS_VALUES and is_value:
             SCALES: tl.constexpr = 1 if VALUES == PER_TILE else TILE
-            SUMMED: tl.constexpr = SUM_TILES if SUM_TILES > 0 else 1
             encode_values(
                 value + batch * value_batch_stride + head * value_head_stride,
                 value_words + at_tiles * 16 * D,
                 value_multiplier + at_tiles * SCALES,
                 value_logs + at_tiles,
-                value_sum + lead * ((key_tiles + SUMMED - 1) // SUMMED) * D,
+                value_sum + lead * ((key_tiles + 1) // 2) * D,
                 value_numbers + lead * D,
                 lengths,
                 key_rows,
@@ -157,7 +156,7 @@ def quantize_kernel(
                 D,
                 VALUES,
                 PERMUTED,
-                SUM_TILES,
+                SUMS,
                 MASKED,
             )
         if HAS_KEYS and not is_value:

@@ -7,6 +7,8 @@
 import triton
 import triton.language as tl
 
+from piper_kernels.attention._preparation._code_kernels import biased_sums
+
 _PAIRS = tl.constexpr(64)
 
 
@@ -19,7 +21,7 @@ def repack_kernel(codes, multiplier, permuted, log_max, value_sum, tiles, D: tl.
         multiplier: FP32 ``[heads, 64 * tiles]``, 255 times the scale of a key.
         permuted: int16 ``[heads, D, 32 * tiles]``.
         log_max: FP32 ``[heads, tiles]``, the base-2 logarithm of the largest scale.
-        value_sum: int32 ``[heads, sums, D]``, 128 times the sum of codes.
+        value_sum: int32 ``[heads, sums, D]``, ``biased_sums`` of 128 keys.
         tiles: Tiles of 64 keys.
         D: Features.
     """
@@ -33,7 +35,9 @@ def repack_kernel(codes, multiplier, permuted, log_max, value_sum, tiles, D: tl.
     tl.store(permuted + row + slot[None, :], both, mask=mask[None, :])
     words = both.to(tl.int32)
     total = tl.sum((words >> 8) + (words << 24 >> 24), axis=1)
-    tl.store(value_sum + (lead * tl.num_programs(0) + group) * D + feature, total * 128)
+    tl.store(
+        value_sum + (lead * tl.num_programs(0) + group) * D + feature, biased_sums(total, group)
+    )
     for part in tl.static_range(2):
         tile = 2 * group + part
         if tile < tiles:

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from piper_kernels.attention._preparation._code_kernels import (
     TILE,
+    biased_sums,
     byte_sums,
     code_bits,
     int8_scale,
@@ -66,7 +67,7 @@ def encode_values(
     D: tl.constexpr,
     VALUES: tl.constexpr,
     PERMUTED: tl.constexpr,
-    SUM_TILES: tl.constexpr,
+    SUMS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Quantize and transpose tiles of 64 keys of one head; pointers are those of the head.
@@ -76,18 +77,18 @@ def encode_values(
         words: int32 ``[D, 16 * tiles]``, four codes each.
         multipliers: FP32, 255 times the scale: one per key in its order, or one per tile.
         logs: FP32 ``[tiles]``, the base-2 logarithm of the largest scale.
-        sums: int32 ``[ceil(tiles / SUM_TILES), D]``, 128 times the sum of codes.
+        sums: int32 ``[ceil(tiles / 2), D]`` of ``biased_sums`` of two tiles.
         feature_numbers: FP32 ``[D]``: the mean, or the scale for E4M3.
         lengths: int32 ``[tiles]``.
         rows: Rows of the sequence.
         row_stride: Elements between rows of the source.
         tiles: Tiles of the sequence.
-        first_tile: First tile of this program, a multiple of ``SUM_TILES``.
+        first_tile: First tile of this program, an even one.
         last_tile: Tile after its last one.
         D: 64 or 128.
         VALUES: ``PER_KEY``, ``CENTERED``, ``PER_TILE`` or ``E4M3``.
         PERMUTED: Whether slots of 32 keys are in the order of 8-bit accumulator fragments.
-        SUM_TILES: Tiles of a sum; 0 stores neither sums nor logarithms.
+        SUMS: Whether sums and logarithms are stored.
         MASKED: Whether tiles have lengths.
     """
     word, features = tl.arange(0, 16), tl.arange(0, D)
@@ -109,6 +110,7 @@ def encode_values(
             _load_byte(tile_source, row_stride, length, 2, D, PERMUTED),
             _load_byte(tile_source, row_stride, length, 3, D, PERMUTED),
         )
+        largest_scale = tl.zeros((16,), tl.float32)
         if VALUES == PER_TILE:
             largest = tl.zeros((16,), tl.float32)
             for byte in tl.static_range(4):
@@ -116,8 +118,8 @@ def encode_values(
                 largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
             tile_scale = int8_scale(tl.max(largest, axis=0))
             tl.store(multipliers + tile, tile_scale * 255.0)
+            largest_scale += tile_scale
         packed = tl.zeros((16, D), tl.int32)
-        largest_scale = tl.zeros((16,), tl.float32)
         for byte in tl.static_range(4):
             values = _smoothed(raw[byte], length, numbers, byte, VALUES, PERMUTED)
             if VALUES == E4M3:
@@ -132,12 +134,11 @@ def encode_values(
                 bits = code_bits(values * (1.0 / scale)[:, None])
             packed |= (bits & 255) << (8 * byte)
         tl.store(target + tile * 16, tl.trans(packed))
-        if SUM_TILES > 0:
+        if SUMS:
             tl.store(logs + tile, tl.log2(tl.max(largest_scale, axis=0)))
             # Read again: a thread then has whole words of a feature, and no warp needs another.
             tl.debug_barrier()
-            total = tl.where(tile % SUM_TILES == 0, 0, total)
-            total += byte_sums(tl.load(target + tile * 16))
-            if (tile % SUM_TILES == SUM_TILES - 1) | (tile + 1 == tiles):
-                index = tl.cast(tile // SUM_TILES, tl.int64)
-                tl.store(sums + index * D + features, total * 128)
+            total = tl.where(tile % 2 == 0, 0, total) + byte_sums(tl.load(target + tile * 16))
+            if (tile % 2 == 1) | (tile + 1 == tiles):
+                pair = tl.cast(tile // 2, tl.int64)
+                tl.store(sums + pair * D + features, biased_sums(total, pair))

@@ -27,8 +27,6 @@ from piper_kernels.attention.piper_attention.prepared import (
     LOG2_E,
 )
 
-SUM_TILES = 2  # tiles of 64 keys that share a sum of value codes
-
 
 @dataclass(frozen=True)
 class PiperKeyValue:
@@ -39,18 +37,20 @@ class PiperKeyValue:
         key_scale: FP32 ``[B, Hkv, R / 64]`` per warp, ``[B, Hkv, R]`` per thread.
         value_codes: int8 ``[B, Hkv, D, R]``, transposed, centered unless causal; keys past the
             end are zero.
-        value_multiplier: FP32 ``[B, Hkv, R]``, 255 times the scale of a key, in order of keys.
+        value_multiplier: FP32 ``[B, Hkv, R]``, 255 times the scale of a key, in order of keys;
+            ``None`` where the 64 keys of a tile share their scale.
         value_log_max: FP32 ``[B, Hkv, R / 64]``, the base-2 logarithm of the largest scale of 64
             keys; ``None`` without sums.
-        value_sum: int32 ``[B, Hkv, ceil(R / 128), D]``, 128 times the sum of the codes of 128
-            keys; ``None`` without sums.
+        value_sum: int32 ``[B, Hkv, ceil(R / 128), D]``: bits of the FP32 numbers ``127 s + b``
+            with ``s`` the sum of the codes of 128 keys and ``b`` in turn ``1.5 * 2**23`` and
+            ``-1.5 * 2**23``; ``None`` without sums.
         value_mean: FP32 ``[B, Hkv, D]``; ``None`` when causal.
     """
 
     key_codes: Tensor
     key_scale: Tensor
     value_codes: Tensor
-    value_multiplier: Tensor
+    value_multiplier: Tensor | None
     value_log_max: Tensor | None
     value_sum: Tensor | None
     value_mean: Tensor | None
@@ -103,6 +103,7 @@ def prepare_piper(
     granularity: Granularity = Granularity.PER_WARP,
     permuted: bool = True,
     sums: bool = True,
+    values_per_tile: bool = False,
 ) -> PiperOperands:
     """Quantize all operands of dense Piper attention, ``[B, H, S, D]``, in three launches.
 
@@ -115,6 +116,8 @@ def prepare_piper(
         granularity: Which rows of queries and keys share a scale.
         permuted: Whether the keys of value codes are permuted.
         sums: Whether sums of value codes and logarithms of their scales are stored.
+        values_per_tile: Whether 64 keys share a value scale; not when causal, as rows would
+            depend on later values.
     """
     known = statistics(key, None if is_causal else value, None)
     parts = quantize(
@@ -124,11 +127,11 @@ def prepare_piper(
         known,
         query_factor=scale * LOG2_E,
         granularity=granularity,
-        values=_values(is_causal),
+        values=_values(is_causal, values_per_tile),
         permuted=permuted,
-        sum_tiles=SUM_TILES if sums else 0,
+        sums=sums,
     )
-    key_value = _key_value(parts, None if is_causal else known.value, sums)
+    key_value = _key_value(parts, None if is_causal else known.value, sums, values_per_tile)
     return PiperOperands(parts.query.codes, parts.query.scale, key_value)
 
 
@@ -149,11 +152,11 @@ def prepare_piper_key_value(
         value,
         known,
         granularity=granularity,
-        values=_values(is_causal),
+        values=_values(is_causal, per_tile=False),
         permuted=permuted,
-        sum_tiles=SUM_TILES if sums else 0,
+        sums=sums,
     )
-    return _key_value(parts, None if is_causal else known.value, sums)
+    return _key_value(parts, None if is_causal else known.value, sums, per_tile=False)
 
 
 def prepare_query(
@@ -211,7 +214,7 @@ def repack_value(codes: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Ten
     """
     *lead, head_dim, rows = codes.shape
     tiles = tiles_of(rows)
-    sums = -(-tiles // SUM_TILES)
+    sums = -(-tiles // 2)
     permuted = torch.empty_like(codes)
     log_max = multiplier.new_empty((*lead, tiles))
     value_sum = torch.empty((*lead, sums, head_dim), dtype=torch.int32, device=codes.device)
@@ -228,11 +231,14 @@ def repack_value(codes: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Ten
     return permuted, log_max, value_sum
 
 
-def _values(is_causal: bool) -> Values:
+def _values(is_causal: bool, per_tile: bool) -> Values:
+    if per_tile:
+        return Values.PER_TILE
     return Values.PER_KEY if is_causal else Values.CENTERED
 
 
-def _key_value(parts: Quantized, mean: Tensor | None, sums: bool) -> PiperKeyValue:
+def _key_value(parts: Quantized, mean: Tensor | None, sums: bool, per_tile: bool) -> PiperKeyValue:
     k, v = parts.key, parts.value
+    multiplier = None if per_tile else v.multiplier
     summed = (v.logs, v.sums) if sums else (None, None)
-    return PiperKeyValue(k.codes, k.scale, v.codes, v.multiplier, *summed, mean)
+    return PiperKeyValue(k.codes, k.scale, v.codes, multiplier, *summed, mean)
