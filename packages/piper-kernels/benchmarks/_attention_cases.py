@@ -94,6 +94,6 @@ FULL_SPARSE = (
     SparseCase(32768, 128, 0.5),
     SparseCase(32768, 64, 0.2),
     SparseCase(16384, 128, 0.2),
-    SparseCase(16384, 128, 1.0),
+    SparseCase(32768, 128, 1.0),
 )
 QUICK_SPARSE = (SparseCase(260, 64, 0.5, heads=2), SparseCase(192, 128, 1.0, heads=2))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from torch import Tensor
 
 SCHEMA = 1
 SETS = 2
+STARTED = time.perf_counter()
+WARM_SECONDS = 45
 
 
 def time_rows(
@@ -49,13 +52,36 @@ def time_rows(
         row["phases"], row["kernels"] = profile_call(runs[row["provider"]][0])
 
 
-def parser_of(documentation: str, providers: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the command line of a benchmark."""
+def compile_in_parallel(script: str, names: Sequence[str]) -> None:
+    """Let a process for each name compile into the caches; the measuring process finds it there.
+
+    A process that fails or is late is ignored: what it was for is compiled or fails later.
+    """
+    commands = [[sys.executable, script, "--warm", "--cases", name] for name in names]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+        for command in commands
+    ]
+    end = time.perf_counter() + WARM_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(end - time.perf_counter(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    say(f"compiled ({time.perf_counter() - STARTED:.1f} s)")
+
+
+def parser_of(
+    documentation: str, providers: Sequence[str], budget: float
+) -> argparse.ArgumentParser:
+    """Return the command line of a benchmark; the budget counts from the start of the program."""
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--providers", nargs="+", choices=providers, default=list(providers))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
-    parser.add_argument("--budget", type=float, default=60, help="seconds (default 60)")
+    parser.add_argument("--budget", type=float, default=budget, help=f"seconds (default {budget})")
+    parser.add_argument("--warm", action="store_true", help="compile what the cases need, and end")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     return parser
@@ -76,12 +102,12 @@ def run_cases[C](
     cases: Sequence[C], measure: Callable[[C], list[dict]], show: Callable[[list[dict]], str],
     *, budget: float,
 ) -> tuple[list[dict], list[str]]:  # fmt: skip
-    """Measure cases until the budget in seconds is over; rows, and cases not started."""
-    start, rows, late = time.perf_counter(), [], []
+    """Measure cases until the program has run for ``budget`` seconds; rows, and late cases."""
+    rows, late = [], []
     for case in cases:
         name = getattr(case, "name", str(case))
         began = time.perf_counter()
-        if began - start > budget:
+        if began - STARTED > budget:
             late.append(name)
             continue
         with torch.no_grad():

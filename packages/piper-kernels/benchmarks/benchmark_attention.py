@@ -24,13 +24,25 @@ from _attention_operands import (
     random_operands,
 )
 from _attention_providers import PROVIDERS, Provider, flashinfer_module
-from _attention_run import SETS, chosen, finish, parser_of, run_cases, time_rows
+from _attention_run import (
+    SETS,
+    chosen,
+    compile_in_parallel,
+    finish,
+    parser_of,
+    run_cases,
+    time_rows,
+)
 from _attention_tables import attention_table, quality_table
 from _harness import WrongResultError, device
 from _report import say
 from torch import Tensor
 
 QUALITY_ROWS, QUICK_QUALITY_ROWS = 4096, 130
+BUDGET = 55
+# Cases whose kernels are those of all.
+_COMPILED = (case for case in FULL if case.rows == FULL[0].rows or case.heads != case.kv_heads)
+WARM_CASES = (*(case.name for case in _COMPILED), KINDS[-1])
 QUALITY_HEADS, QUICK_QUALITY_HEADS = 8, 2
 
 
@@ -118,9 +130,20 @@ def measure_quality(names: Sequence[str], *, quick: bool) -> list[dict]:
     return found
 
 
+def warm(names: Sequence[str]) -> None:
+    """Call our operators once for cases of these names or on captured operands."""
+    wanted = [(random_operands(case), case.causal) for case in FULL if case.name in names]
+    wanted += [(captured_operands(), False)] if KINDS[-1] in names else []
+    for operands, is_causal in wanted:
+        for provider in PROVIDERS.values():
+            if provider.ours:
+                with torch.no_grad():
+                    provider.build(operands, is_causal)()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
-    parser = parser_of(__doc__ or "", DENSE)
+    parser = parser_of(__doc__ or "", DENSE, BUDGET)
     parser.add_argument(
         "--build-flashinfer", action="store_true", help="let FlashInfer build, for some minutes"
     )
@@ -129,6 +152,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for head_dim in (64, 128):
             flashinfer_module(head_dim).build_and_load()
     quick = options.quick or device().type != "cuda"
+    if options.warm:
+        warm(options.cases or [])
+        return 0
+    if not quick and not options.cases:
+        compile_in_parallel(__file__, WARM_CASES)
     quality: list[dict] = []
     if not options.cases:
         with torch.no_grad():

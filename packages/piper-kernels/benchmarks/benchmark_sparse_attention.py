@@ -16,9 +16,17 @@ import torch
 from _attention_cases import FULL_SPARSE, QUICK_SPARSE, SPARSE, SparseCase
 from _attention_operands import Operands, random_operands
 from _attention_providers import PROVIDERS, Attention
-from _attention_run import SETS, chosen, finish, parser_of, run_cases, time_rows
+from _attention_run import (
+    SETS,
+    chosen,
+    compile_in_parallel,
+    finish,
+    parser_of,
+    run_cases,
+    time_rows,
+)
 from _attention_tables import attention_table
-from _harness import WrongResultError, relative_error
+from _harness import WrongResultError, device, relative_error
 
 from piper_kernels import SparsePiperAttention
 from piper_kernels.attention.sparse_piper_attention import reference
@@ -26,6 +34,7 @@ from piper_kernels.attention.sparse_piper_attention._routing import RoutingReque
 
 CHECKED_ROWS = 1000
 MOST_ERROR = 0.025
+BUDGET = 32
 OURS = ("sparse_minmax", "sparse_mean", "piper")
 
 
@@ -97,9 +106,27 @@ def measure(case: SparseCase, names: Sequence[str]) -> list[dict]:
     return found
 
 
+def warm(names: Sequence[str]) -> None:
+    """Call our operators once for cases of these names."""
+    for case in (case for case in FULL_SPARSE if case.name in names):
+        operands = random_operands(case.dense)
+        for name in OURS[:2]:
+            with torch.no_grad():
+                sparse_call(name, case, operands)()
+                check_sparse(name, case)
+        with torch.no_grad():
+            PROVIDERS["piper"].build(operands, False)()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
-    options = parser_of(__doc__ or "", SPARSE).parse_args(arguments)
+    options = parser_of(__doc__ or "", SPARSE, BUDGET).parse_args(arguments)
+    quick = options.quick or device().type != "cuda"
+    if options.warm:
+        warm(options.cases or [])
+        return 0
+    if not quick and not options.cases:
+        compile_in_parallel(__file__, [case.name for case in FULL_SPARSE])
     with torch.no_grad():
         rows, late = run_cases(
             chosen(options, FULL_SPARSE, QUICK_SPARSE),
