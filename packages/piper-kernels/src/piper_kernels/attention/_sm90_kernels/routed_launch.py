@@ -1,6 +1,7 @@
 """Launcher of routed attention on Hopper. Importing needs a Triton with Gluon."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false
 
 from dataclasses import dataclass
 from functools import cache

@@ -29,10 +29,11 @@ def program_route(
     batch = sequence // heads
     head = sequence % heads
     is_routed = block < routed_blocks
-    kept = gl.where(is_routed, gl.load(table + head), 0)
+    kept = gl.load(table + head, mask=is_routed, other=0)
+    offset = gl.load(table + heads + head, mask=is_routed, other=0)
     suffix = gl.where(is_routed, routed_tiles, 0)
     start = (batch.to(gl.int64) * routed_blocks + block) * routes_per_query
-    return batch, head, block, routes + start + gl.load(table + heads + head), kept, suffix
+    return batch, head, block, routes + start + offset, kept, suffix
 
 
 @gluon.jit
