@@ -5,10 +5,11 @@ import copy
 import benchmark_ffn
 import pytest
 import torch
-from _ffn_models import BLOCKS, FeedForwardCase, build, quantized
+from _ffn_models import BLOCKS, FULL, FeedForwardCase, build, quantized
 from _quality import quality
 
 from piper_kernels._compile.passes import install_passes
+from piper_kernels.fusions._ffn.chunks import balanced_rows, int8_chunk_rows
 
 GROUP = 16
 CASE = FeedForwardCase("block", 24, 64, 96, 2)
@@ -78,6 +79,16 @@ def test_the_graph_is_fused_and_its_result_is_that_of_eager(device, graph_captur
             assert fused > unfused - 1
             assert fused > 25
     assert record.graphs == [EXPECTED]
+
+
+@pytest.mark.parametrize("case", [*BLOCKS, *FULL], ids=lambda case: case.name)
+def test_a_network_needs_less_than_the_intermediate_values_of_bf16(case):
+    """The result and the workspace of a chunk, beside what bf16 keeps before its last product."""
+    sources = 1 if case.kind == "gelu" else 2
+    limit = int8_chunk_rows(sources, case.width, case.inner, case.width, 2)
+    row = sources * case.inner * 2 + max(case.width, case.inner) + 4
+    ours = case.rows * case.width * 2 + balanced_rows(case.rows, limit) * row
+    assert ours < case.rows * sources * case.inner * 2
 
 
 @pytest.mark.gpu
