@@ -19,6 +19,7 @@ QUICK = {"convrot_int8", "humming_w4a16", "nvfp4"}
 PRESETS = [
     pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
     for path in sorted(POLICIES.glob("*.yaml"))
+    if not path.stem.startswith("pi05_h200")
 ]
 # Tiny size to real size, by part of the model; other sizes are the same in both.
 REAL = {
@@ -118,6 +119,18 @@ def test_every_preset_serves_every_call_on_sm90(phyai, checkpoint, policy):
     for group in groups:
         (decided,) = group["matched_rules"]
         assert group["selected"] in rules[decided].candidates(catalog)
+
+
+@pytest.mark.parametrize(("policy", "quantized"), [("pi05_h200", 0), ("pi05_h200_fast", 34)])
+def test_tuned_presets_serve_every_call_on_sm90(phyai, checkpoint, policy, quantized):
+    result = phyai(
+        *("explain", "--model", checkpoint, "--policy", POLICIES / f"{policy}.yaml"),
+        *("--device", "nvidia:sm90", "--mode", "capture", "--json"),
+    )
+    assert result.code == 0, result.err
+    assert result.json["problems"] == []
+    layers = [entry for entry in result.json["layers"] if entry["scheme"] != "unquantized"]
+    assert len(layers) == quantized
 
 
 def test_no_memory_is_reserved_for_the_weights(phyai, checkpoint, monkeypatch):

@@ -24,11 +24,12 @@ def _layers(
     final: Tensor | None,  # noqa: ARG001  # fused rows need them
     constants: dict[str, Any],  # noqa: ARG001
 ) -> Any:
-    return decoder.run_layers(x, place, modulations)
+    stream = decoder.run_layers(x, place, modulations)
+    return stream.residual, stream.update, stream.gate
 
 
 def _fused(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
-    from phyai.models.pi05.fused import run_fused
+    from phyai.kernels.decoder_fused import run_fused
 
     return run_fused
 
@@ -45,9 +46,10 @@ def populate(catalog: Catalog) -> None:
                 "segments": FactKind.BOOL,
                 "shared_modulation": FactKind.BOOL,
             },
-            signature="(decoder, x, place, modulations, final, constants) -> Stream",
+            signature="(decoder, x, place, modulations, final, constants) -> (x, update, gate)",
             doc=(
-                "All layers of a body on packed rows x [T, hidden]. quant is the weight format "
+                "All layers of a body on packed rows x [T, hidden]; x + gate * update is their "
+                "result, where an update of None is nothing. quant is the weight format "
                 "that its products share; shared_modulation: one time for all rows; segments: "
                 "visible slots are two runs whose lengths lie on the device."
             ),

@@ -196,7 +196,7 @@ def measure_all(
         settings: what to time; one model is built for all.
         device: a CUDA device.
         policy: file with kernel rules and quantization; none if None.
-        replays: of each graph.
+        replays: of each graph for one request; fewer for larger batches.
         kernels: number of kernels to list for each stage, by time.
 
     Yields:
@@ -211,7 +211,9 @@ def measure_all(
         )
         for setting in settings:
             runtime = PI05Runtime(with_chunk(model, setting.chunk))
-            found = measure(runtime, setting, replays=replays)
+            # Long batches vary little.
+            count = max(min(replays, 20), replays // setting.batch)
+            found = measure(runtime, setting, replays=count)
             if kernels:
                 stages = _stages(runtime, setting, request(model, setting))[0]
                 found["longest"] = {

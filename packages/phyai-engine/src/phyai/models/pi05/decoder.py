@@ -291,9 +291,8 @@ class Decoder(nn.Module):
                 ),
             },
         )
-        return selection.execute(
-            self, x, place, modulations, final, {} if constants is None else constants
-        )
+        kept = {} if constants is None else constants
+        return Stream(*selection.execute(self, x, place, modulations, final, kept))
 
     def run_layers(
         self, x: Tensor, place: Place, modulations: Sequence[LayerModulation | None]

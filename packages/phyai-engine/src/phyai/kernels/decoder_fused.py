@@ -1,36 +1,29 @@
 """The action expert's layers in five or six launches each, for plain bf16 weights."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from phyai.runtime.segments import SegmentPlan
 from phyai.triton import decoder as kernels
 from phyai.triton.segments import attend
-
-if TYPE_CHECKING:
-    from phyai.models.pi05.decoder import Decoder, LayerModulation, Place, Stream
 
 _KEY = "shifted"
 
 
 def run_fused(
-    decoder: "Decoder",
+    decoder: Any,
     x: Tensor,
-    place: "Place",
-    modulations: "Sequence[LayerModulation]",
+    place: Any,
+    modulations: Sequence[Any],
     final: Tensor,
     constants: dict[str, Any],
-) -> "Stream":
+) -> tuple[Tensor, None, None]:
     """Runs the operation ``decoder_layers``; see its signature.
 
     What the shifts of the norms contribute to the products is computed once and kept in
     ``constants``, in fp32.
     """
-    from phyai.models.pi05.decoder import Stream
-
-    assert isinstance(place.plan, SegmentPlan), "the row's condition asks for segments"
     width, heads = decoder.sizes.width, decoder.sizes.heads
     if _KEY not in constants:
         constants[_KEY] = shifted_products(decoder, modulations)
@@ -80,12 +73,10 @@ def run_fused(
             counters,
             kernels.DOWN,
         )
-    return Stream(normed.residual)
+    return normed.residual, None, None
 
 
-def shifted_products(
-    decoder: "Decoder", modulations: "Sequence[LayerModulation]"
-) -> list[tuple[Tensor, Tensor]]:
+def shifted_products(decoder: Any, modulations: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
     """Returns, for each layer, both norms' shifts times the weights behind them, in fp32."""
     width = decoder.sizes.width
     return [
