@@ -6,7 +6,7 @@ probabilities, the matrix units work for the other. Importing needs a Triton wit
 API.
 """
 
-# ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
+# ruff: noqa: ANN001, ANN202, PLR0912, PLR0915  # the types of arguments are in docstrings
 # pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
@@ -22,23 +22,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from piper_kernels.attention._sm90_kernels.tiles import (
     MAGIC,
+    MAGIC_BITS,
     MAX_STEP,
     PAIR_KEYS,
     QUERY_ROWS,
-    SIGNED_OFFSET,
     TILE_KEYS,
-    exponents,
+    biased_differences,
+    biased_exponentials,
+    biased_maximum,
     fast_exp2,
     hide_scores,
     pack_fp8,
     pack_signed_codes,
-    row_maximum,
-    subtract_rows,
     visible_keys,
 )
 
 # How far the coordinate of a pair may lie below the largest one of its row, in powers of two.
 _COORDINATE_DROP = gl.constexpr(60.0)
+_LOG2_255 = gl.constexpr(7.994353436858858)
+_LOG2_254 = gl.constexpr(7.988684686772166)
+# 64 times the bits of MAGIC, modulo 2**32.
+_SUM_OF_BIASES = gl.constexpr((64 * 0x4B400000 + 2**31) % 2**32 - 2**31)
 _LOG2_448 = gl.constexpr(8.807354922057604)
 
 
@@ -64,11 +68,11 @@ def pair_count(tile, keys, CAUSAL: gl.constexpr):
 @gluon.jit
 def copy_partition(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring, s_ring,
-    q_ready, k_ready, k_empty, v_ready, v_empty, query_tiles, keys, stored_queries, stored_keys,
-    groups, CAUSAL: gl.constexpr, FP8: gl.constexpr,
+    q_ready, k_ready, v_ready, empty, query_tiles, keys, stored_queries, stored_keys,
+    groups, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the pairs of key tiles that the queries of this program see."""
-    STAGES: gl.constexpr = k_ring.shape[0] // 2
+    STAGES: gl.constexpr = k_ring.shape[0]
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
     head, tile = program_tile(query_tiles, CAUSAL)
     key_head = head // groups
@@ -83,21 +87,19 @@ def copy_partition(
     for pair in range(pairs):
         slot = pair % STAGES
         phase = ((pair // STAGES) & 1) ^ 1
-        mbarrier.wait(k_empty.index(slot), phase)
+        mbarrier.wait(empty.index(slot), phase)
         mbarrier.expect(k_ready.index(slot), PAIR_KEYS * HEAD_DIM)
         key_row = key_head * stored_keys + pair * PAIR_KEYS
-        for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(
-                k_desc, [key_row + half * TILE_KEYS, 0], k_ready.index(slot),
-                k_ring.index(slot * 2 + half),
-            )  # fmt: skip
-        mbarrier.wait(v_empty.index(slot), phase)
-        EXTRA: gl.constexpr = 0 if FP8 else 4 * (PAIR_KEYS + HEAD_DIM)
+        tma.async_copy_global_to_shared(
+            k_desc, [key_row, 0], k_ready.index(slot), k_ring.index(slot)
+        )
+        EXTRA: gl.constexpr = (0 if FP8 else 4 * HEAD_DIM) + (4 * PAIR_KEYS if PER_KEY else 0)
         mbarrier.expect(v_ready.index(slot), PAIR_KEYS * HEAD_DIM + EXTRA)
-        if not FP8:
+        if PER_KEY:
             tma.async_copy_global_to_shared(
                 m_desc, [key_row], v_ready.index(slot), m_ring.index(slot)
             )
+        if not FP8:
             at = (key_head * all_pairs + pair) * HEAD_DIM
             tma.async_copy_global_to_shared(s_desc, [at], v_ready.index(slot), s_ring.index(slot))
         for half in gl.static_range(2):
@@ -108,70 +110,130 @@ def copy_partition(
 
 
 @gluon.jit
-def issue_scores(query, k_ring, k_ready, pair, SCORES: gl.constexpr):
+def wait_pair(ready, pair):
+    """Wait until the tiles of a pair lie in the ring."""
+    STAGES: gl.constexpr = ready.shape[0]
+    mbarrier.wait(ready.index(pair % STAGES), (pair // STAGES) & 1)
+
+
+@gluon.jit
+def issue_scores(query, k_ring, pair, SCORES: gl.constexpr):
     """Start the products of the queries with both tiles of a pair."""
-    STAGES: gl.constexpr = k_ring.shape[0] // 2
-    slot = pair % STAGES
-    mbarrier.wait(k_ready.index(slot), (pair // STAGES) & 1)
-    zeros = gl.zeros((QUERY_ROWS, TILE_KEYS), gl.int32, SCORES)
-    first = warpgroup_mma(
-        query, k_ring.index(slot * 2).permute((1, 0)), zeros, use_acc=False, is_async=True
-    )
-    second = warpgroup_mma(
-        query, k_ring.index(slot * 2 + 1).permute((1, 0)), zeros, use_acc=False, is_async=True
-    )
-    return first, second
+    STAGES: gl.constexpr = k_ring.shape[0]
+    # Starting at the bits of a large number makes the sums bits of biased numbers.
+    start = gl.zeros((QUERY_ROWS, PAIR_KEYS), gl.int32, SCORES)
+    keys = k_ring.index(pair % STAGES).permute((1, 0))
+    return warpgroup_mma(query, keys, start, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def split_pair(scores, TILE: gl.constexpr):
+    """Return the scores ``[64, 64]`` of both tiles; every thread keeps its elements."""
+    halves = scores.reshape([QUERY_ROWS, 2, TILE_KEYS]).permute((0, 2, 1))
+    first, second = halves.split()
+    first = gl.convert_layout(first, TILE, assert_trivial=True)
+    return first, gl.convert_layout(second, TILE, assert_trivial=True)
+
+
+@gluon.jit
+def load_scales(k_scale, v_log_max, pair, tiles, FP8: gl.constexpr):
+    """Return the key scales of the tiles of a pair and the logarithms of their values' scales."""
+    has_second = pair * 2 + 1 < tiles
+    steep_0 = gl.load(k_scale + pair * 2)
+    steep_1 = gl.load(k_scale + pair * 2 + 1, mask=has_second, other=0.0)
+    if FP8:
+        log_0 = steep_0 * 0.0 - _LOG2_448
+        log_1 = log_0
+    else:
+        log_0 = gl.load(v_log_max + pair * 2)
+        log_1 = gl.load(v_log_max + pair * 2 + 1, mask=has_second, other=0.0)
+    return steep_0, steep_1, log_0, log_1
+
+
+@gluon.jit
+def largest_log(multipliers, visible, FIRST: gl.constexpr):
+    """Return the logarithm to base 2 of the largest value scale that a query sees."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, visible.type.layout)
+    multiplier = multipliers.slice(FIRST, TILE_KEYS).load(LAYOUT)
+    seen = gl.where(visible, gl.expand_dims(multiplier, 0), 0.0)
+    return gl.log2(gl.max(seen, axis=1)) - _LOG2_255
+
+
+@gluon.jit
+def encode(
+    p, multipliers, sign, FIRST: gl.constexpr, OPERAND: gl.constexpr, FP8: gl.constexpr,
+    PER_KEY: gl.constexpr,
+):  # fmt: skip
+    """Return the codes of probabilities as left operand and what their row sums are made of."""
+    if FP8:
+        codes = pack_fp8(p, OPERAND)
+        parts = p
+    else:
+        parts = p
+        if PER_KEY:
+            LAYOUT: gl.constexpr = gl.SliceLayout(0, p.type.layout)
+            multiplier = multipliers.slice(FIRST, TILE_KEYS).load(LAYOUT)
+            p = p * gl.expand_dims(multiplier * (sign * (254.0 / 255.0)), 0)
+            biased = p + (MAGIC - 127.0 * sign)
+        else:
+            biased = p * sign + (MAGIC - 127.0 * sign)
+            parts = biased
+        codes = pack_signed_codes(biased, OPERAND)
+    return codes, parts
+
+
+@gluon.jit
+def sum_codes(biased, sign):
+    """Return the row sums of codes times their sign in biased numbers ``[64, 64]``, as FP32."""
+    total = gl.sum(biased.to(gl.int32, bitcast=True), axis=1) - _SUM_OF_BIASES
+    return total.to(gl.float32) + sign * (127.0 * TILE_KEYS)
 
 
 @gluon.jit
 def attend_pair(
-    first, second, query, q_scale, steepest, output, bias, denominator, coordinate, offset, top, top_offset,
-    k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, k_empty, v_ready, v_empty,
-    rows, pair, keys, tiles, SCORES: gl.constexpr, MASKED: gl.constexpr, MORE: gl.constexpr, CAUSAL: gl.constexpr,
-    FP8: gl.constexpr,
+    scores, scales, query, q_scale, output, bias, denominator, coordinate, offset, top, top_offset,
+    k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, v_ready, empty,
+    rows, pair, keys, tiles, SCORES: gl.constexpr, PAIR: gl.constexpr,
+    STEEP: gl.constexpr, MASKED: gl.constexpr, MORE: gl.constexpr, CAUSAL: gl.constexpr,
+    FP8: gl.constexpr, PER_KEY: gl.constexpr,
 ):  # fmt: skip
     """Add a pair of key tiles to the attention of 64 queries and start the next scores.
 
-    Args:
-        first: Pending scores of the first tile, int32 ``[64, 64]``.
-        second: The same of the second tile.
-        query: int8 ``[64, D]`` in shared memory.
-        q_scale: FP32 ``[64]``.
-        output: FP32 ``[64, D]``, in units of ``2 ** (coordinate + offset)``.
-        denominator: FP32 ``[64]``, the same.
-        coordinate: FP32 ``[64]``, the score to which ``output`` refers.
-        offset: FP32 ``[64]``, added to it; apart, because scores may be huge.
-        top: FP32 ``[64]``, the largest coordinate so far.
-        top_offset: FP32 ``[64]``, added to it.
+    ``scores`` are pending int32 ``[64, 128]``. ``output`` is FP32 ``[64, D]`` plus ``bias`` in
+    units of ``2 ** (coordinate + offset)``, and so is ``denominator``; coordinate and offset are
+    apart, because scores may be huge. ``top`` and ``top_offset`` are the largest ones so far.
 
     Returns:
-        The new pending scores, output, denominator, coordinate, offset, top and its offset.
+        The next pending scores, the scales of their tiles and the new state.
     """
-    STAGES: gl.constexpr = k_ring.shape[0] // 2
+    STAGES: gl.constexpr = k_ring.shape[0]
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
     PRODUCT: gl.constexpr = output.type.layout
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PRODUCT, k_width=4)
     slot = pair % STAGES
-    has_second = pair * 2 + 1 < tiles
-    steep_0 = gl.load(k_scale + pair * 2)
-    steep_1 = gl.load(k_scale + pair * 2 + 1, mask=has_second, other=0.0)
+    # Products of odd pairs are negative.
+    sign = 1.0 - 2.0 * (pair & 1).to(gl.float32)
+    # All waits come first: code between branches is scheduled as a whole.
+    wait_pair(v_ready, pair)
+    steep_0, steep_1, log_0, log_1 = scales
+    if MORE:
+        wait_pair(k_ready, pair + 1)
+        scales = load_scales(k_scale, v_log_max, pair + 1, tiles, FP8)
     scale_0 = q_scale * steep_0
     scale_1 = q_scale * steep_1
-    if FP8:
-        log_0 = -_LOG2_448
-        log_1 = -_LOG2_448
-    else:
-        log_0 = gl.load(v_log_max + pair * 2)
-        log_1 = gl.load(v_log_max + pair * 2 + 1, mask=has_second, other=0.0)
-    first, second = warpgroup_mma_wait(num_outstanding=0, deps=(first, second))
-    mbarrier.arrive(k_empty.index(slot), count=1)
+    scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
+    first, second = split_pair(scores + MAGIC_BITS, SCORES)
     if MASKED:
         visible_0 = visible_keys(rows, pair * PAIR_KEYS, keys, SCORES, CAUSAL)
         visible_1 = visible_keys(rows, pair * PAIR_KEYS + TILE_KEYS, keys, SCORES, CAUSAL)
         first = hide_scores(first, visible_0)
         second = hide_scores(second, visible_1)
-    largest_0, score_0 = row_maximum(first, scale_0, MASKED)
-    largest_1, score_1 = row_maximum(second, scale_1, MASKED)
+        if PER_KEY:
+            # Values that a query does not see have no influence on its coordinate either.
+            log_0 = largest_log(m_ring.index(slot), visible_0, 0)
+            log_1 = largest_log(m_ring.index(slot), visible_1, TILE_KEYS)
+    largest_0, score_0 = biased_maximum(first, scale_0, MASKED)
+    largest_1, score_1 = biased_maximum(second, scale_1, MASKED)
     # The coordinate of the pair: the larger one, but not far below that of earlier pairs.
     second_wins = (score_1 - score_0) + (log_1 - log_0) > 0
     score = gl.where(second_wins, score_1, score_0)
@@ -183,66 +245,121 @@ def attend_pair(
     score = gl.where(far, top, score)
     log = gl.where(far, top_offset - _COORDINATE_DROP, log)
     weight = fast_exp2((coordinate - score) + (offset - log))
-    x_0, start_0, x_1, start_1 = exponents(
-        first, second, largest_0, largest_1, scale_0, scale_1, (score_0 - score) - log,
-        (score_1 - score) - log, steepest * gl.maximum(steep_0, steep_1) > MAX_STEP,
-    )  # fmt: skip
-    p_0 = fast_exp2(x_0 * gl.expand_dims(scale_0, 1) + gl.expand_dims(start_0, 1))
+    shift_0 = (score_0 - score) - log
+    shift_1 = (score_1 - score) - log
+    if not FP8 and not PER_KEY:
+        # Probabilities times the value scale of their tile: numbers in [0, 255].
+        shift_0 += log_0 + _LOG2_254
+        shift_1 += log_1 + _LOG2_254
+    start_0 = shift_0 - largest_0.to(gl.float32, bitcast=True) * scale_0
+    start_1 = shift_1 - largest_1.to(gl.float32, bitcast=True) * scale_1
+    if STEEP:
+        first = biased_differences(first, largest_0)
+        second = biased_differences(second, largest_1)
+        start_0 = shift_0
+        start_1 = shift_1
+    p_0 = biased_exponentials(first, scale_0, start_0)
     if MASKED:
         p_0 = gl.where(visible_0, p_0, 0.0)
-    mbarrier.wait(v_ready.index(slot), (pair // STAGES) & 1)
-    zeros = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.float32 if FP8 else gl.int32, PRODUCT)
     if FP8:
-        codes = pack_fp8(p_0, OPERAND)
+        start = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.float32, PRODUCT)
     else:
-        multiplier = m_ring.index(slot).slice(0, TILE_KEYS).load(gl.SliceLayout(0, SCORES))
-        biased = p_0 * gl.expand_dims(multiplier, 0) + (MAGIC + SIGNED_OFFSET)
-        codes = pack_signed_codes(biased, OPERAND)
+        start = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.int32, PRODUCT)
+    codes, sum_0 = encode(p_0, m_ring.index(slot), sign, 0, OPERAND, FP8, PER_KEY)
     product = warpgroup_mma(
-        codes, v_ring.index(slot * 2).permute((1, 0)), zeros, use_acc=False, is_async=True
+        codes, v_ring.index(slot * 2).permute((1, 0)), start, use_acc=False, is_async=True
     )
-    p_1 = fast_exp2(x_1 * gl.expand_dims(scale_1, 1) + gl.expand_dims(start_1, 1))
+    p_1 = biased_exponentials(second, scale_1, start_1)
     if MASKED:
         p_1 = gl.where(visible_1, p_1, 0.0)
-    if FP8:
-        codes_1 = pack_fp8(p_1, OPERAND)
-    else:
-        multiplier = m_ring.index(slot).slice(TILE_KEYS, TILE_KEYS).load(gl.SliceLayout(0, SCORES))
-        biased = p_1 * gl.expand_dims(multiplier, 0) + (MAGIC + SIGNED_OFFSET)
-        codes_1 = pack_signed_codes(biased, OPERAND)
+    codes_1, sum_1 = encode(p_1, m_ring.index(slot), sign, TILE_KEYS, OPERAND, FP8, PER_KEY)
     product = warpgroup_mma(
         codes_1, v_ring.index(slot * 2 + 1).permute((1, 0)), product, use_acc=True, is_async=True
     )
+    if FP8 or PER_KEY:
+        denominator = denominator * weight + gl.sum(sum_0 + sum_1, axis=1)
+    else:
+        total = sum_codes(sum_0, sign) * (sign * fast_exp2(-_LOG2_254 - log_0))
+        total += sum_codes(sum_1, sign) * (sign * fast_exp2(-_LOG2_254 - log_1))
+        denominator = denominator * weight + total
     if MORE:
-        first, second = issue_scores(query, k_ring, k_ready, pair + 1, SCORES)
-    denominator = denominator * weight + gl.sum(p_0 + p_1, axis=1)
+        scores = issue_scores(query, k_ring, pair + 1, PAIR)
     weight = gl.convert_layout(weight, gl.SliceLayout(1, PRODUCT), assert_trivial=True)
-    product = warpgroup_mma_wait(num_outstanding=2 if MORE else 0, deps=(product,))
+    product = warpgroup_mma_wait(num_outstanding=1 if MORE else 0, deps=(product,))
     if not FP8:
-        sums = s_ring.index(slot).load(gl.SliceLayout(0, PRODUCT))
-        biased = product + gl.expand_dims(sums, 0)
-        product = biased.to(gl.float32, bitcast=True)
-        bias = bias * weight + MAGIC
+        starts = s_ring.index(slot).load(gl.SliceLayout(0, PRODUCT))
+        product = (product + gl.expand_dims(starts, 0)).to(gl.float32, bitcast=True)
+        bias = bias * weight + sign * MAGIC
     output = output * gl.expand_dims(weight, 1) + product
-    if not FP8:
-        if pair % 4 == 3:
-            output = subtract_rows(output, bias)
-            bias *= 0.0
-    mbarrier.arrive(v_empty.index(slot), count=1)
-    return first, second, output, bias, denominator, score, log, top, top_offset
+    mbarrier.arrive(empty.index(slot), count=1)
+    return scores, scales, output, bias, denominator, score, log, top, top_offset
+
+
+@gluon.jit
+def largest_scale(k_scale, tiles):
+    """Return the largest key scale of a head."""
+    BLOCK: gl.constexpr = 512
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    at = gl.arange(0, BLOCK, layout=LAYOUT)
+    largest = gl.zeros((BLOCK,), gl.float32, LAYOUT)
+    for first in range(0, tiles, BLOCK):
+        scales = gl.load(k_scale + first + at, mask=first + at < tiles, other=0.0)
+        largest = gl.maximum(largest, scales)
+    return gl.max(largest, axis=0)
+
+
+@gluon.jit
+def attend_pairs(
+    query, row_scales, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, v_ready,
+    empty, rows, pairs, keys, tiles, SCORES: gl.constexpr, PAIR: gl.constexpr,
+    PRODUCT: gl.constexpr, STEEP: gl.constexpr, CAUSAL: gl.constexpr, FP8: gl.constexpr,
+    PER_KEY: gl.constexpr,
+):  # fmt: skip
+    """Attend to all pairs; see ``attend_partition``."""
+    HEAD_DIM: gl.constexpr = k_ring.shape[2]
+    output = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.float32, PRODUCT)
+    offset = gl.zeros((QUERY_ROWS,), gl.float32, gl.SliceLayout(1, SCORES))
+    denominator = offset
+    coordinate = gl.full((QUERY_ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    bias = gl.zeros((QUERY_ROWS,), gl.float32, gl.SliceLayout(1, PRODUCT))
+    top = coordinate
+    top_offset = offset
+    scales = load_scales(k_scale, v_log_max, 0, tiles, FP8)
+    wait_pair(k_ready, 0)
+    scores = issue_scores(query, k_ring, 0, PAIR)
+    for pair in range(pairs - 1):
+        scores, scales, output, bias, denominator, coordinate, offset, top, top_offset = (
+            attend_pair(
+                scores, scales, query, row_scales, output, bias, denominator, coordinate, offset,
+                top, top_offset, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready,
+                v_ready, empty, rows, pair, keys, tiles, SCORES, PAIR, STEEP, False, True,
+                CAUSAL, FP8, PER_KEY,
+            )
+        )  # fmt: skip
+    scores, scales, output, bias, denominator, coordinate, offset, top, top_offset = attend_pair(
+        scores, scales, query, row_scales, output, bias, denominator, coordinate, offset, top,
+        top_offset, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, v_ready,
+        empty,
+        rows, pairs - 1, keys, tiles, SCORES, PAIR, STEEP, True, False, CAUSAL, FP8, PER_KEY,
+    )  # fmt: skip
+    denominator = gl.convert_layout(denominator, gl.SliceLayout(1, PRODUCT), assert_trivial=True)
+    return output - gl.expand_dims(bias, 1), denominator
 
 
 @gluon.jit
 def attend_partition(
-    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, k_empty, v_ready, v_empty,
+    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries, keys, stored_queries,
     stored_keys, groups, GROUP: gl.constexpr, CAUSAL: gl.constexpr, FP8: gl.constexpr,
-    HAS_MEAN: gl.constexpr,
+    PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
 ):  # fmt: skip
     """Compute the attention of the 64 queries of warpgroup ``GROUP`` of this program."""
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
+    )
+    PAIR: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32]
     )
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 32]
@@ -256,38 +373,29 @@ def attend_partition(
     first_row = (tile * 2 + GROUP) * QUERY_ROWS
     rows = first_row + gl.arange(0, QUERY_ROWS, layout=gl.SliceLayout(1, SCORES))
     scale_row = head.to(gl.int64) * (stored_queries // 32)
-    scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=1.0)
-    output = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.float32, PRODUCT)
-    denominator = gl.zeros((QUERY_ROWS,), gl.float32, gl.SliceLayout(1, SCORES))
-    coordinate = gl.full((QUERY_ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    bias = gl.zeros((QUERY_ROWS,), gl.float32, gl.SliceLayout(1, PRODUCT))
-    steepest = gl.max(scales, axis=0)
-    top = coordinate
-    offset = denominator
-    top_offset = denominator
+    row_scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=1.0)
+    steepest = gl.max(row_scales, axis=0) * largest_scale(k_scale, tiles)
     mbarrier.wait(q_ready.index(0), 0)
     query = q_tiles.index(GROUP)
-    first, second = issue_scores(query, k_ring, k_ready, 0, SCORES)
-    for pair in range(pairs - 1):
-        first, second, output, bias, denominator, coordinate, offset, top, top_offset = attend_pair(
-            first, second, query, scales, steepest, output, bias, denominator, coordinate, offset, top,
-            top_offset, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, k_empty, v_ready,
-            v_empty, rows, pair, keys, tiles, SCORES, False, True, CAUSAL, FP8,
+    if steepest > MAX_STEP:
+        output, denominator = attend_pairs(
+            query, row_scales, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready,
+            v_ready, empty, rows, pairs, keys, tiles, SCORES, PAIR, PRODUCT, True, CAUSAL,
+            FP8, PER_KEY,
         )  # fmt: skip
-    first, second, output, bias, denominator, coordinate, offset, top, top_offset = attend_pair(
-        first, second, query, scales, steepest, output, bias, denominator, coordinate, offset, top,
-        top_offset, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready, k_empty, v_ready, v_empty,
-        rows, pairs - 1, keys, tiles, SCORES, True, False, CAUSAL, FP8,
-    )  # fmt: skip
-    output -= gl.expand_dims(bias, 1)
-    denominator = gl.convert_layout(denominator, gl.SliceLayout(1, PRODUCT), assert_trivial=True)
+    else:
+        output, denominator = attend_pairs(
+            query, row_scales, k_scale, v_log_max, k_ring, v_ring, m_ring, s_ring, k_ready,
+            v_ready, empty, rows, pairs, keys, tiles, SCORES, PAIR, PRODUCT, False, CAUSAL,
+            FP8, PER_KEY,
+        )  # fmt: skip
     features = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, PRODUCT))
     inverse = 1.0 / gl.maximum(denominator, 1e-30)
     if FP8:
         vector = gl.load(v_vector + key_head * HEAD_DIM + features)
         output = output * gl.expand_dims(inverse, 1) * gl.expand_dims(vector, 0)
     else:
-        output = output * gl.expand_dims(inverse * (1.0 / 255.0), 1)
+        output = output * gl.expand_dims(inverse * (1.0 / 254.0), 1)
         if HAS_MEAN:
             vector = gl.load(v_vector + key_head * HEAD_DIM + features)
             output += gl.expand_dims(vector, 0)
@@ -301,7 +409,7 @@ def attend_partition(
 def dense_attention_kernel(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_scale, k_scale, v_log_max, v_vector, out,
     query_tiles, queries, keys, stored_queries, stored_keys, groups,
-    CAUSAL: gl.constexpr, FP8: gl.constexpr, HAS_MEAN: gl.constexpr,
+    CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
     STAGES: gl.constexpr, COPY_REGISTERS: gl.constexpr, ATTEND_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attend from 128 queries of one head to the keys of its key head.
@@ -326,6 +434,8 @@ def dense_attention_kernel(
         groups: ``Hq / Hkv``.
         CAUSAL: Whether later keys are hidden.
         FP8: Whether values are E4M3; then ``m_desc`` and ``s_desc`` are not read.
+        PER_KEY: Whether every INT8 value has a scale; otherwise 64 keys share one, ``m_desc`` is
+            not read and the denominator is the sum of codes.
         HAS_MEAN: Whether a mean is added.
         STAGES: Slots of the ring.
         COPY_REGISTERS: Registers of a thread of the copying warp.
@@ -333,7 +443,7 @@ def dense_attention_kernel(
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
     q_tiles = gl.allocate_shared_memory(gl.int8, [2, QUERY_ROWS, HEAD_DIM], q_desc.layout)
-    k_ring = gl.allocate_shared_memory(gl.int8, [2 * STAGES, TILE_KEYS, HEAD_DIM], k_desc.layout)
+    k_ring = gl.allocate_shared_memory(gl.int8, [STAGES, PAIR_KEYS, HEAD_DIM], k_desc.layout)
     v_ring = gl.allocate_shared_memory(
         v_desc.dtype, [2 * STAGES, HEAD_DIM, TILE_KEYS], v_desc.layout
     )
@@ -342,39 +452,37 @@ def dense_attention_kernel(
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIERS)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     mbarrier.init(q_ready.index(0), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(slot), count=1)
         mbarrier.init(v_ready.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=2)
-        mbarrier.init(v_empty.index(slot), count=2)
+        mbarrier.init(empty.index(slot), count=2)
     gl.warp_specialize(
         [
             (
                 attend_partition,
                 (
-                    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, k_empty, v_ready,
-                    v_empty, q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
-                    keys, stored_queries, stored_keys, groups, 0, CAUSAL, FP8, HAS_MEAN,
+                    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
+                    q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
+                    keys, stored_queries, stored_keys, groups, 0, CAUSAL, FP8, PER_KEY, HAS_MEAN,
                 ),
             ),
             (
                 attend_partition,
                 (
-                    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, k_empty, v_ready,
-                    v_empty, q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
-                    keys, stored_queries, stored_keys, groups, 1, CAUSAL, FP8, HAS_MEAN,
+                    q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
+                    q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
+                    keys, stored_queries, stored_keys, groups, 1, CAUSAL, FP8, PER_KEY, HAS_MEAN,
                 ),
             ),
             (
                 copy_partition,
                 (
                     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring,
-                    s_ring, q_ready, k_ready, k_empty, v_ready, v_empty, query_tiles, keys,
-                    stored_queries, stored_keys, groups, CAUSAL, FP8,
+                    s_ring, q_ready, k_ready, v_ready, empty, query_tiles, keys,
+                    stored_queries, stored_keys, groups, CAUSAL, FP8, PER_KEY,
                 ),
             ),
         ],

@@ -2,6 +2,9 @@
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -12,57 +15,101 @@ from piper_kernels.attention._sm90_kernels.dense import dense_attention_kernel
 
 QUERY_TILE = 128
 TILE = 64
+PAIR = 128
+WARPS = 4
 STAGES = {64: 8, 128: 4}
 COPY_REGISTERS = 24
 ATTEND_REGISTERS = 240
-_DTYPES = {
-    torch.int8: gl.int8,
-    torch.float8_e4m3fn: gl.int8,
-    torch.float32: gl.float32,
-    torch.int32: gl.int32,
-}
+
+
+@dataclass(frozen=True)
+class ValueScales:
+    """What the loop needs to know about INT8 values.
+
+    Attributes:
+        multiplier: FP32 ``[B, Hkv, Sk']``, 255 times the scale of a key; ``None`` where the 64
+            keys of a tile share their scale.
+        log_max: FP32 ``[B, Hkv, Sk' / 64]``, the logarithm to base 2 of the largest scale of 64
+            keys.
+        sums: int32 ``[B, Hkv, ceil(Sk' / 128), D]``, 128 times the sum of the codes of 128 keys,
+            added to the bits of the FP32 number ``1.5 * 2**23``.
+    """
+
+    multiplier: Tensor | None
+    log_max: Tensor
+    sums: Tensor
+
+
+@dataclass(frozen=True)
+class DenseOperands:
+    """Prepared operands. Rows are padded to multiples of 64, tensors are contiguous.
+
+    Attributes:
+        query_codes: int8 ``[B, Hq, Sq', D]``.
+        query_scale: FP32 ``[B, Hq, Sq' / 32]`` with the factor of the logits and ``log2(e)``.
+        key_codes: int8 ``[B, Hkv, Sk', D]``.
+        key_scale: FP32 ``[B, Hkv, Sk' / 64]``.
+        value_codes: ``[B, Hkv, D, Sk']`` with permuted keys; int8, or float8_e4m3fn.
+        value_vector: FP32 ``[B, Hkv, D]``: the mean of INT8 values, ``None`` for zero; or the
+            scales of E4M3 values.
+        scales: Present for INT8 values.
+    """
+
+    query_codes: Tensor
+    query_scale: Tensor
+    key_codes: Tensor
+    key_scale: Tensor
+    value_codes: Tensor
+    value_vector: Tensor | None
+    scales: ValueScales | None
+
+
+@cache
+def _layout(element: gl.dtype, *block: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)
 
 
 def descriptor(tensor: Tensor, *block: int) -> TensorDescriptor:
     """Return the TMA descriptor of tiles of a contiguous tensor with as many dimensions."""
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES[tensor.dtype])
+    layout = _layout(gl.int8 if tensor.element_size() == 1 else gl.int32, *block)
     return TensorDescriptor.from_tensor(tensor, list(block), layout)
 
 
 def attend(
-    query_codes,
-    query_scale,
-    key_codes,
-    key_scale,
-    value_codes,
-    multiplier,
-    log_max,
-    sums,
-    vector,
-    out,
-    keys,
-    is_causal,
-    kernel=None,
-    stages=None,
-):
-    batch, heads, stored_queries, head_dim = query_codes.shape
-    kv_heads, stored_keys = key_codes.shape[1:3]
-    queries = out.shape[2]
-    fp8 = multiplier is None
+    operands: DenseOperands, queries: int, keys: int, is_causal: bool, dtype: torch.dtype
+) -> Tensor:
+    """Return dense attention, contiguous ``[B, Hq, queries, D]``.
+
+    Args:
+        operands: Prepared queries, keys and values.
+        queries: Queries without padding.
+        keys: Keys without padding.
+        is_causal: Whether later keys are hidden.
+        dtype: Of the result.
+    """
+    o = operands
+    batch, heads, stored_queries, head_dim = o.query_codes.shape
+    kv_heads, stored_keys = o.key_codes.shape[1:3]
+    out = o.query_scale.new_empty((batch, heads, queries, head_dim), dtype=dtype)
+    if out.numel() == 0:
+        return out
     tiles = -(-queries // QUERY_TILE)
-    m_desc = descriptor((key_scale if fp8 else multiplier).view(-1), 128)
-    s_desc = descriptor((key_scale.view(torch.int32) if fp8 else sums).view(-1), head_dim)
+    scales, vector = o.scales, o.value_vector
+    per_key = scales is not None and scales.multiplier is not None
+    # Stand-ins of what there is not are not read.
+    multiplier = o.key_scale if scales is None or scales.multiplier is None else scales.multiplier
+    sums = o.key_scale.view(torch.int32) if scales is None else scales.sums
     with launch_guard(out.device):
-        return (kernel or dense_attention_kernel)[(batch * heads * tiles,)](
-            descriptor(query_codes.view(-1, head_dim), TILE, head_dim),
-            descriptor(key_codes.view(-1, head_dim), TILE, head_dim),
-            descriptor(value_codes.view(-1, stored_keys), head_dim, TILE),
-            m_desc,
-            s_desc,
-            query_scale,
-            key_scale,
-            key_scale if fp8 else log_max,
-            key_scale if vector is None else vector,
+        dense_attention_kernel[(batch * heads * tiles,)](
+            descriptor(o.query_codes.view(-1, head_dim), TILE, head_dim),
+            descriptor(o.key_codes.view(-1, head_dim), PAIR, head_dim),
+            descriptor(o.value_codes.view(-1, stored_keys), head_dim, TILE),
+            descriptor(multiplier.view(-1), PAIR),
+            descriptor(sums.view(-1), head_dim),
+            o.query_scale,
+            o.key_scale,
+            o.key_scale if scales is None else scales.log_max,
+            o.key_scale if vector is None else vector,
             out,
             tiles,
             queries,
@@ -71,10 +118,12 @@ def attend(
             stored_keys,
             heads // kv_heads,
             CAUSAL=is_causal,
-            FP8=fp8,
-            HAS_MEAN=vector is not None and not fp8,
-            STAGES=stages or STAGES[head_dim],
+            FP8=scales is None,
+            PER_KEY=per_key,
+            HAS_MEAN=scales is not None and vector is not None,
+            STAGES=STAGES[head_dim],
             COPY_REGISTERS=COPY_REGISTERS,
             ATTEND_REGISTERS=ATTEND_REGISTERS,
-            num_warps=4,
+            num_warps=WARPS,
         )
+    return out

@@ -20,7 +20,7 @@ MAGIC = gl.constexpr(12582912.0)
 # The low byte of MAGIC + SIGNED_OFFSET + u is u - 128.
 SIGNED_OFFSET = gl.constexpr(-128.0)
 # A step of one between scores may change a logarithm by this much before differences are formed
-# exactly: 0.75 times as much keeps codes below 255.5.
+# exactly: 0.75 times as much changes a code by less than one.
 MAX_STEP = gl.constexpr(2.0**-8)
 HIDDEN = gl.constexpr(-(2**30))
 
@@ -48,12 +48,6 @@ def fast_exp2(x):
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
-
-
-@gluon.jit
-def biased_float(x):
-    """Return ``MAGIC + x`` of int32 numbers within 2**22, exactly."""
-    return (x + MAGIC_BITS).to(gl.float32, bitcast=True)
 
 
 @gluon.constexpr_function
@@ -135,44 +129,41 @@ def row_maximum(scores, scale, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def subtract_rows(x, rows):
-    """Return ``x - rows[:, None]``; inside a branch it stays there."""
+def biased_differences(scores, largest):
+    """Return the bits of ``scores - largest`` from biased ones."""
     return gl.inline_asm_elementwise(
-        "sub.f32 $0, $1, $2;", "=f,f,f", [x, gl.expand_dims(rows, 1)], dtype=gl.float32,
-        is_pure=False, pack=1,
+        "sub.f32 $0, $1, $2;", "=r,r,r", [scores, gl.expand_dims(largest, 1)], dtype=gl.int32,
+        is_pure=True, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
-def exponents(
-    first, second, largest_0, largest_1, scale_0, scale_1, exponent_0, exponent_1, steep
-):  # fmt: skip
-    """Return ``x`` and ``start`` of two tiles: their exponents are ``x * scale + start``.
-
-    The exponent of the largest score of a row is ``exponent``. Unless ``steep``, ``x`` is biased
-    and all exponents of a row are off by at most ``0.75 * scale``; otherwise it is the difference
-    to the largest score.
+def biased_maximum(scores, scale, MASKED: gl.constexpr):
+    """Return the largest biased score of rows, and it without bias times ``scale``.
 
     Args:
-        first: int32 scores ``[64, 64]``.
-        second: The same of the second tile.
-        largest_0: int32 ``[64]``, the largest scores of the first tile.
-        largest_1: The same of the second tile.
-        scale_0: FP32 ``[64]``.
-        scale_1: The same of the second tile.
-        exponent_0: FP32 ``[64]``.
-        exponent_1: The same of the second tile.
-        steep: Whether some scale is above ``MAX_STEP``.
+        scores: int32 bits of ``MAGIC`` plus scores ``[64, keys]``; ``HIDDEN`` where masked.
+        scale: FP32 ``[64]``.
+        MASKED: Whether there may be rows without a visible key, whose result is -inf.
     """
-    x_0 = biased_float(first)
-    x_1 = biased_float(second)
-    top_0 = biased_float(largest_0)
-    top_1 = biased_float(largest_1)
-    start_0 = exponent_0 - top_0 * scale_0
-    start_1 = exponent_1 - top_1 * scale_1
-    if steep:
-        x_0 = subtract_rows(x_0, top_0)
-        x_1 = subtract_rows(x_1, top_1)
-        start_0 = exponent_0
-        start_1 = exponent_1
-    return x_0, start_0, x_1, start_1
+    largest = gl.max(scores, axis=1)
+    scaled = (largest.to(gl.float32, bitcast=True) - MAGIC) * scale
+    if MASKED:
+        scaled = gl.where(largest == HIDDEN, float("-inf"), scaled)
+    return largest, scaled
+
+
+@gluon.jit
+def biased_exponentials(scores, scale, start):
+    """Return ``2 ** (scores * scale + start)`` of biased scores.
+
+    With ``start = exponent - biased largest * scale``, which is rounded, all exponents of a row are
+    off by a common ``0.75 * scale`` at most.
+
+    Args:
+        scores: int32 bits of FP32 numbers ``[64, keys]``.
+        scale: FP32 ``[64]``.
+        start: FP32 ``[64]``.
+    """
+    x = scores.to(gl.float32, bitcast=True)
+    return fast_exp2(x * gl.expand_dims(scale, 1) + gl.expand_dims(start, 1))
