@@ -8,6 +8,7 @@ from phyai.dispatch import PolicyError
 from phyai.dispatch.config import KernelConfig
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
+from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.main_pi05 import PI05Args
 from phyai.processing import Observation, ProcessingError
 from phyai_quant import QuantConfigError
@@ -70,6 +71,18 @@ def test_a_seed_fixes_the_chunk_and_noise_does_too(engine):
     assert first.actions.dtype == np.float32
     assert "pick up the cup" in first.prompt
     assert set(first.timing_ms) == {"preprocess", "model", "postprocess", "total"}
+
+
+def test_guidance_holds_the_chunk_near_the_one_before(engine):
+    seen = observe(engine)
+    before = torch.from_numpy(engine.infer(seen, seed=1).normalized)
+    shape = (before.shape[0], before.shape[1])
+    guidance = Guidance.build([before], shape, delay=shape[0], horizon=shape[0])
+    free, guided = (
+        torch.from_numpy(engine.infer(seen, seed=2, guidance=asked).normalized)
+        for asked in (None, guidance)
+    )
+    assert (guided - before).norm() < 0.5 * (free - before).norm()
 
 
 def test_without_a_seed_two_chunks_differ(engine):

@@ -150,9 +150,12 @@ class Engine:
         noise: Tensor | None = None,
         seed: int | None = None,
         num_steps: int | None = None,
+        guidance: Any = None,
     ) -> ActionChunk:
         """Answers one observation; ``noise`` is [1, chunk, max_action_dim]."""
-        return self.infer_batch([observation], noise=noise, seed=seed, num_steps=num_steps)[0]
+        return self.infer_batch(
+            [observation], noise=noise, seed=seed, num_steps=num_steps, guidance=guidance
+        )[0]
 
     def infer_batch(
         self,
@@ -161,6 +164,7 @@ class Engine:
         noise: Tensor | None = None,
         seed: int | None = None,
         num_steps: int | None = None,
+        guidance: Any = None,
     ) -> list[ActionChunk]:
         """Answers several observations at once.
 
@@ -169,6 +173,8 @@ class Engine:
             noise: starting point [B, chunk, max_action_dim], instead of ``seed``.
             seed: of the drawn starting point.
             num_steps: integration steps, the checkpoint's number by default.
+            guidance: what the new chunks shall continue, for model families that know it, such as
+                ``phyai.models.pi05.guidance.Guidance``.
 
         Raises:
             ValueError: for an empty batch or bad noise.
@@ -176,8 +182,11 @@ class Engine:
         """
         if not observations:
             raise ValueError("the batch has no observation")
+        more = {} if guidance is None else {"guidance": guidance}
         with kernel_selector_scope(self.selector):
-            chunks = self.plugin.infer(observations, noise=noise, seed=seed, num_steps=num_steps)
+            chunks = self.plugin.infer(
+                observations, noise=noise, seed=seed, num_steps=num_steps, **more
+            )
             if self.config.runtime.freeze_kernel_choices and not self._frozen:
                 freeze_kernel_choices()
                 self._frozen = True

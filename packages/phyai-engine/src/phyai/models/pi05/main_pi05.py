@@ -14,6 +14,7 @@ from phyai.dispatch import CallSite
 from phyai.engine import ActionChunk
 from phyai.engine_config import RuntimeConfig
 from phyai.layers import Linear
+from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.loading import load_pi05
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
@@ -89,14 +90,17 @@ class PI05Policy:
         noise: Tensor | None,
         seed: int | None,
         num_steps: int | None,
+        guidance: Guidance | None = None,
     ) -> list[ActionChunk]:
-        """Answers a batch of observations."""
+        """Answers a batch of observations, guided by the chunks before if asked to."""
         start = time.perf_counter()
         inputs = self.processor.preprocess(observations)
         prepared = time.perf_counter()
         steps = self.args.num_steps if num_steps is None else num_steps
         sampler = self.model if self.runtime is None else self.runtime
-        normalized = sampler.sample_actions(inputs, noise=noise, seed=seed, num_steps=steps).cpu()
+        normalized = sampler.sample_actions(
+            inputs, noise=noise, seed=seed, num_steps=steps, guidance=guidance
+        ).cpu()
         sampled = time.perf_counter()
         actions = self.processor.postprocess(normalized, observations)
         done = time.perf_counter()
