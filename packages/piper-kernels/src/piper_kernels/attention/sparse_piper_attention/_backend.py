@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from piper_kernels.attention.sparse_piper_attention._hopper import HopperBackend
 from piper_kernels.attention.sparse_piper_attention._mixed_sign import MixedSignBackend
 from piper_kernels.attention.sparse_piper_attention._portable import PortableBackend
 from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
@@ -63,6 +64,7 @@ class SparseAttentionBackend(Protocol):
 
 
 BACKENDS: tuple[SparseAttentionBackend, ...] = (
+    HopperBackend(),
     MixedSignBackend(),
     PortableBackend(),
 )  # the fastest first

@@ -1,0 +1,110 @@
+"""The sparse Piper backend for Hopper: INT8 matrix instructions, written in Gluon."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from piper_kernels._triton.targets import accelerator_target
+from piper_kernels.attention._backends import AttentionRequest
+from piper_kernels.attention._hopper import hopper_support
+from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK, block_count
+from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
+from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest, RoutingSummaries
+from piper_kernels.attention.sparse_piper_attention.reference import needs_routing
+
+if TYPE_CHECKING:
+    from piper_kernels.attention._sm90_kernels.routed_launch import Routes
+
+
+class HopperBackend:
+    """Prepares, routes and attends in kernels; the interface is that of ``_backend``."""
+
+    def support(self, device: torch.device, head_dim: int) -> tuple[bool, str]:
+        """Return whether the device is a Hopper and Triton can express its instructions."""
+        request = AttentionRequest(accelerator_target(device), head_dim, is_causal=False)
+        usable, reason = hopper_support(request)
+        return usable, reason and f"Hopper: {reason}"
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        request: RoutingRequest,
+        scale: float,
+        block_lengths: Tensor | None,
+    ) -> Tensor:
+        """Return the attention of floating operands."""
+        from piper_kernels.attention._preparation.sparse import prepare_sparse
+        from piper_kernels.attention._sm90_kernels.routed_launch import attend, tile_sums
+
+        rows = query.shape[1]
+        mode = request.mode if needs_routing(request, block_count(rows)) else None
+        operands, summaries = prepare_sparse(
+            query,
+            key,
+            value,
+            scale=scale,
+            mode=mode,
+            block_lengths=block_lengths,
+            permuted=False,
+        )
+        routes = _routes(request, summaries, block_count(rows))
+        sums = tile_sums(operands.value)
+        return attend(operands, sums, routes, rows, block_lengths, query.dtype)
+
+    def attention_from_quantized(
+        self,
+        operands: PreparedOperands,
+        summaries: RoutingSummaries,
+        request: RoutingRequest,
+        rows: int,
+        block_lengths: Tensor | None,
+        output_dtype: torch.dtype,
+        *,
+        coarse_output: Tensor | None = None,
+        coarse_gate: Tensor | None = None,
+        query_block_offset: int = 0,
+        query_block_count: int | None = None,
+    ) -> Tensor:
+        """Return the attention of prepared operands."""
+        from piper_kernels.attention._sm90_kernels.routed_launch import (
+            CoarseBranch,
+            attend,
+            tile_sums,
+        )
+
+        coarse = None
+        if coarse_output is not None and coarse_gate is not None:
+            gate = coarse_gate if coarse_gate.stride(3) == 1 else coarse_gate.contiguous()
+            coarse = CoarseBranch(coarse_output.contiguous(), gate)
+        return attend(
+            operands,
+            tile_sums(operands.value),
+            _routes(request, summaries, operands.query.shape[2] // BLOCK),
+            rows,
+            block_lengths,
+            output_dtype,
+            coarse=coarse,
+            first_block=query_block_offset,
+            blocks=query_block_count,
+        )
+
+
+def _routes(request: RoutingRequest, summaries: RoutingSummaries | None, blocks: int) -> "Routes":
+    """Return the routes of the leading query blocks of ``blocks``.
+
+    Where every block is kept there are none: a query block without a route attends to the same
+    tiles in the same order.
+    """
+    from piper_kernels.attention._preparation.routes import route_table, select_routes
+    from piper_kernels.attention._sm90_kernels.routed_launch import Routes
+
+    if summaries is None or not needs_routing(request, blocks):
+        return Routes(None, None, request.sparse_key_blocks)
+    layout = request.layout
+    table = route_table(layout, summaries.query.device)
+    routed = request.routed_blocks(blocks)
+    routes = select_routes(summaries, request.mode, layout, routed, table)
+    return Routes(routes, table, layout.blocks)
