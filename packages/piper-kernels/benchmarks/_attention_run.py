@@ -2,10 +2,11 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 SCHEMA = 1
 SETS = 2
 STARTED = time.perf_counter()
-WARM_SECONDS = 45
+THREADS = 12
 
 
 def time_rows(
@@ -52,24 +53,23 @@ def time_rows(
         row["phases"], row["kernels"] = profile_call(runs[row["provider"]][0])
 
 
-def compile_in_parallel(script: str, names: Sequence[str]) -> None:
-    """Let a process for each name compile into the caches; the measuring process finds it there.
+def compile_in_threads(calls: Sequence[Callable[[], object]]) -> None:
+    """Make calls at the same time, so that their kernels are compiled before they are measured.
 
-    A process that fails or is late is ignored: what it was for is compiled or fails later.
+    A call that fails is ignored: it fails again where it is measured.
     """
-    commands = [[sys.executable, script, "--warm", "--cases", name] for name in names]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
-        for command in commands
-    ]
-    end = time.perf_counter() + WARM_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(end - time.perf_counter(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+    def make(call: Callable[[], object]) -> None:
+        with torch.no_grad(), suppress(Exception):
+            call()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(make, calls))
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     say(f"compiled ({time.perf_counter() - STARTED:.1f} s)")
+    sys.stdout.flush()
 
 
 def parser_of(
@@ -81,7 +81,6 @@ def parser_of(
     parser.add_argument("--providers", nargs="+", choices=providers, default=list(providers))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
     parser.add_argument("--budget", type=float, default=budget, help=f"seconds (default {budget})")
-    parser.add_argument("--warm", action="store_true", help="compile what the cases need, and end")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     return parser

@@ -10,7 +10,8 @@ of all cases stores ``results/<device>/attention.json``, from which ``attention_
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from _attention_cases import DENSE, FULL, QUICK, AttentionCase
@@ -27,7 +28,7 @@ from _attention_providers import PROVIDERS, Provider, flashinfer_module
 from _attention_run import (
     SETS,
     chosen,
-    compile_in_parallel,
+    compile_in_threads,
     finish,
     parser_of,
     run_cases,
@@ -41,8 +42,7 @@ from torch import Tensor
 QUALITY_ROWS, QUICK_QUALITY_ROWS = 4096, 130
 BUDGET = 55
 # Cases whose kernels are those of all.
-_COMPILED = (case for case in FULL if case.rows == FULL[0].rows or case.heads != case.kv_heads)
-WARM_CASES = (*(case.name for case in _COMPILED), KINDS[-1])
+COMPILED = tuple(case for case in FULL if case.rows == FULL[0].rows or case.heads != case.kv_heads)
 QUALITY_HEADS, QUICK_QUALITY_HEADS = 8, 2
 
 
@@ -130,15 +130,17 @@ def measure_quality(names: Sequence[str], *, quick: bool) -> list[dict]:
     return found
 
 
-def warm(names: Sequence[str]) -> None:
-    """Call our operators once for cases of these names or on captured operands."""
-    wanted = [(random_operands(case), case.causal) for case in FULL if case.name in names]
-    wanted += [(captured_operands(), False)] if KINDS[-1] in names else []
-    for operands, is_causal in wanted:
+def calls_to_compile() -> Iterator[Callable[[], object]]:
+    """Yield calls of our operators whose kernels are those of all cases."""
+
+    def call(provider: Provider, case: AttentionCase | None) -> None:
+        operands = captured_operands() if case is None else random_operands(case)
+        provider.build(operands, case is not None and case.causal)()
+
+    for case in (*COMPILED, None):
         for provider in PROVIDERS.values():
             if provider.ours:
-                with torch.no_grad():
-                    provider.build(operands, is_causal)()
+                yield partial(call, provider, case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,11 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for head_dim in (64, 128):
             flashinfer_module(head_dim).build_and_load()
     quick = options.quick or device().type != "cuda"
-    if options.warm:
-        warm(options.cases or [])
-        return 0
     if not quick and not options.cases:
-        compile_in_parallel(__file__, WARM_CASES)
+        compile_in_threads(list(calls_to_compile()))
     quality: list[dict] = []
     if not options.cases:
         with torch.no_grad():

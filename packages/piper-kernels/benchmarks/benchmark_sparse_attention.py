@@ -9,8 +9,8 @@ cases stores ``results/<device>/sparse_attention.json``. Without a GPU it is a d
 """
 
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import torch
 from _attention_cases import FULL_SPARSE, QUICK_SPARSE, SPARSE, SparseCase
@@ -19,7 +19,7 @@ from _attention_providers import PROVIDERS, Attention
 from _attention_run import (
     SETS,
     chosen,
-    compile_in_parallel,
+    compile_in_threads,
     finish,
     parser_of,
     run_cases,
@@ -106,27 +106,24 @@ def measure(case: SparseCase, names: Sequence[str]) -> list[dict]:
     return found
 
 
-def warm(names: Sequence[str]) -> None:
-    """Call our operators once for cases of these names."""
-    for case in (case for case in FULL_SPARSE if case.name in names):
-        operands = random_operands(case.dense)
+def calls_to_compile() -> Iterator[Callable[[], object]]:
+    """Yield calls of our operators whose kernels are those of all cases."""
+
+    def call(name: str, case: SparseCase) -> None:
+        sparse_call(name, case, random_operands(case.dense))()
+
+    for case in FULL_SPARSE:
         for name in OURS[:2]:
-            with torch.no_grad():
-                sparse_call(name, case, operands)()
-                check_sparse(name, case)
-        with torch.no_grad():
-            PROVIDERS["piper"].build(operands, False)()
+            yield partial(call, name, case)
+            yield partial(check_sparse, name, case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
     options = parser_of(__doc__ or "", SPARSE, BUDGET).parse_args(arguments)
     quick = options.quick or device().type != "cuda"
-    if options.warm:
-        warm(options.cases or [])
-        return 0
     if not quick and not options.cases:
-        compile_in_parallel(__file__, [case.name for case in FULL_SPARSE])
+        compile_in_threads(list(calls_to_compile()))
     with torch.no_grad():
         rows, late = run_cases(
             chosen(options, FULL_SPARSE, QUICK_SPARSE),
