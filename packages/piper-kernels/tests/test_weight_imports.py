@@ -20,7 +20,7 @@ MODULES = sorted(
 # Device code: the only modules that may need triton when they are imported.
 DEVICE_CODE = re.compile(
     r"triton$|_triton_backend$|_kernels(\.\w+)?$|\._launch$"
-    r"|\._nvidia\.hopper(_epilogue|_kernel)?$|\.nvfp4\._(tiles|native|product)$"
+    r"|\._nvidia\.hopper(_epilogue|(_\w+)?_kernel|_decode|_layouts)?$|\.nvfp4\._(tiles|native|product)$"
     r"|piper_kernels\._triton\.(?!runtime$|targets$|row_chunks$)\w+$"
     r"|piper_kernels\.attention\._preparation\.\w+$"
 )

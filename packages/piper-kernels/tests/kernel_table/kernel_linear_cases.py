@@ -5,6 +5,7 @@ from kernel_case import ALL, CUDA, KernelCase, native
 from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.linear.convrot.int8._amd import plan as amd
 from piper_kernels.linear.convrot.int8._nvidia import hopper_plan, plan
+from piper_kernels.linear.convrot.int8._plan import plan_input_rows
 from piper_kernels.linear.nvfp4._plan import ProductPlan, plan_product
 
 HIP = ALL[5:]
@@ -71,14 +72,15 @@ def int8_cases():
 
 def _preparations():
     module = "linear.convrot.int8._kernels.preparation"
-    chunks = {"ROWS": 1, "SIZE": 8192, "COUNT": 1}
+    plan = plan_input_rows(8192)
+    assert plan is not None
+    chunks = {"ROWS": plan.rows, "SIZE": plan.size, "COUNT": plan.count}
     for activation in (None, "gelu_tanh", "swiglu"):
         constants = {"GROUP": 256, "ACTIVATION": activation, "STATIC": False}
         variant = activation or "plain"
-        warps = {"num_warps": 8}
-        fused = constants | chunks
+        fused, warps = constants | chunks, {"num_warps": plan.num_warps}
         yield KernelCase(module, "prepare_rows_kernel", variant, fused, _INT8, warps)
-        wide = constants | {"SIZE": 4096}
+        wide, warps = constants | {"SIZE": 4096}, {"num_warps": 8}
         yield KernelCase(module, "prepare_wide_rows_kernel", variant, wide, _INT8, warps)
 
 
@@ -161,7 +163,7 @@ def nvfp4_cases():
                 "DEPTH": chosen.depth,
                 "GROUP": chosen.group,
                 "PRECISION": "ieee",
-                "ARRANGED": chosen.arranged,
+                "ARRANGED": chosen.arrangement > 0,
                 "EVEN": True,
                 "PARTIAL": partial,
                 "SWIZZLED": True,
@@ -180,9 +182,49 @@ def nvfp4_cases():
                 options,
                 tuple(targets),
             )
-    constants = numerics | {"ROWS": 4, "OUTPUTS": 512}
+    constants = numerics | {"ROWS": 4, "OUTPUTS": 512, "SPLITS": 4, "DEPENDENT": False}
     yield KernelCase(module, "finish_kernel", "", constants, types | {"out": "*bf16"})
     yield from _nvfp4_inputs()
+    yield from _nvfp4_hopper()
+
+
+def _nvfp4_hopper():
+    from piper_kernels.linear.nvfp4._nvidia import hopper
+    from piper_kernels.linear.nvfp4._nvidia.hopper_plan import select_plan
+
+    def descriptor(rows, columns, name):
+        layout = hopper.operand_layout(rows, columns, int(name.strip("bfi")))
+        return f"tensordesc<{name}{[rows, columns]},{layout!r}>"
+
+    for rows in (1, 16, 64, 128, 1024):
+        plan = select_plan(rows, 8192, 8192, 132)
+        constants = dict(hopper.options_of(plan, high_first=False, levels=(True, True), bias=True))
+        options = {"num_warps": constants.pop("num_warps")}
+        types = {
+            "x_desc": descriptor(plan.rows, 64, "bf16"),
+            "word_desc": descriptor(plan.outputs, 64, "i16"),
+            "scale_desc": descriptor(16, 32, "i32"),
+            "source": "*bf16",
+            "input_level": "*fp32",
+            "weight_level": "*fp32",
+            "bias": "*bf16",
+            "out": "*fp32" if plan.splits > 1 else "*bf16",
+            "factor": "fp32",
+            "source_row_stride": "i32",
+            "bias_stride": "i32",
+            "out_row_stride": "i32",
+        }
+        name = "stream" if plan.held_steps else "product"
+        yield KernelCase(
+            f"linear.nvfp4._nvidia.hopper_{name}_kernel",
+            f"hopper_{name}_kernel",
+            f"M={rows} {plan.rows}x{plan.outputs}",
+            constants,
+            types,
+            options,
+            ("sm_90",),
+            gluon=True,
+        )
 
 
 def _nvfp4_inputs():
@@ -208,10 +250,10 @@ def _nvfp4_inputs():
     encode = {"DYNAMIC": True, "HIGH_FIRST": False}
     encode["NATIVE"] = native
     yield KernelCase(module, "encode_input_kernel", "swiglu", constants | encode, types)
-    constants = tile | {"GROUP": 256, "ARRANGED": True}
+    constants = tile | {"GROUP": 256, "ARRANGEMENT": 64}
     yield KernelCase(module, "dense_operand_kernel", "", constants, types)
     yield KernelCase(module, "quantized_operand_kernel", "", constants | {"DYNAMIC": True}, types)
-    constants = tile | {"ARRANGED": False, "SWIZZLED": True, "HIGH_FIRST": False}
+    constants = tile | {"ARRANGEMENT": 0, "SWIZZLED": True, "HIGH_FIRST": False}
     yield KernelCase(module, "packed_operand_kernel", "", constants, types)
 
 

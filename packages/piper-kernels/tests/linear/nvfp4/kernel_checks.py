@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.linear.nvfp4 import _product, reference, triton
+from piper_kernels.linear.nvfp4 import _product, _weight, reference, triton
 from piper_kernels.linear.nvfp4._plan import ProductPlan
 from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
@@ -27,9 +27,9 @@ SHAPES = [
     (129, 130, 320, 64), (3, 65, 768, 256), (16, 7, 2064, 0), (70, 3, 256, 256),
 ]  # fmt: skip
 PLANS = [
-    ProductPlan(16, 64, 64, 1, 1, 4, 2, False), ProductPlan(32, 64, 128, 2, 1, 4, 3, False),
-    ProductPlan(16, 64, 256, 3, 1, 4, 3, False), ProductPlan(64, 64, 64, 1, 2, 4, 2, True),
-    ProductPlan(16, 32, 128, 2, 8, 4, 2, True),
+    ProductPlan(16, 64, 64, 1, 1, 4, 2, 0), ProductPlan(32, 64, 128, 2, 1, 4, 3, 0),
+    ProductPlan(16, 64, 256, 3, 1, 4, 3, 0), ProductPlan(64, 64, 64, 1, 2, 4, 2, 64),
+    ProductPlan(16, 32, 128, 2, 8, 4, 2, 64),
 ]  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def check_every_plan():
         weight, exact = make_weight(outputs, features)
         x = normal(rows, features, seed=3, dtype=dtype).to(DEVICE)
         operand = x
-        if plan.arranged:
-            width = _product.operand_width(features, plan)
+        if plan.arrangement:
+            width = _weight.operand_width(features, plan)
             operand = torch.zeros(rows, width, dtype=dtype, device=DEVICE)
             operand[:, :features] = x
             operand = operand.view(rows, -1, 16, 4).transpose(2, 3).reshape(rows, width)
@@ -144,7 +144,7 @@ def check_every_plan():
 
 
 def check_decoded_weights():
-    plan = ProductPlan(0, 0, 0, 1, 1, 0, 0, arranged=False, decoded=True)
+    plan = ProductPlan(0, 0, 0, 1, 1, 0, 0, arrangement=0, decoded=True)
     dtypes = FLOATS[:2] if DEVICE == "cuda" else (torch.float32,)
     layouts = product((False, True), (False, True), (False, True))
     for (swizzled, two_level, high_first), dtype in product(layouts, dtypes):

@@ -27,9 +27,9 @@ def test_plans_fit_every_target_and_shape():
             continue
         assert plan.depth % ARRANGEMENT == 0
         assert plan.rows & (plan.rows - 1) == 0
-        assert plan.arranged == (rows > STREAMED_ROWS)
+        assert (plan.arrangement == ARRANGEMENT) == (rows > STREAMED_ROWS)
         assert 1 <= plan.splits <= max(1, features // plan.depth)
-        assert plan.arranged or plan.rows >= rows
+        assert plan.arrangement or plan.rows >= rows
 
 
 @pytest.mark.parametrize(

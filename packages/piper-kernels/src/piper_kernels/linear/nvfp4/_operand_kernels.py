@@ -162,13 +162,20 @@ def encode_input_kernel(
 
 
 @triton.jit
-def _store_operand(values, out, rows, row_mask, first, width, ARRANGED: tl.constexpr):
-    """Store FP32 ``[ROWS, COLUMNS]``; see ``_product_kernels`` for what arranged means."""
+def _store_operand(values, out, rows, row_mask, first, width, ARRANGEMENT: tl.constexpr):
+    """Store FP32 ``[ROWS, COLUMNS]``, arranged for a product.
+
+    ``_product_kernels`` says what an arrangement of 64 features is, ``_nvidia.hopper_decode``
+    what one of 256 is; 0 is none.
+    """
     ROWS: tl.constexpr = values.shape[0]
     COLUMNS: tl.constexpr = values.shape[1]
-    if ARRANGED:
+    if ARRANGEMENT == 64:
         parts = tl.reshape(values, (ROWS, COLUMNS // 64, 16, 4))
         values = tl.reshape(tl.permute(parts, (0, 1, 3, 2)), (ROWS, COLUMNS))
+    if ARRANGEMENT == 256:
+        parts = tl.reshape(values, (ROWS, COLUMNS // 256, 4, 8, 2, 4))
+        values = tl.reshape(tl.permute(parts, (0, 1, 5, 3, 2, 4)), (ROWS, COLUMNS))
     columns = first + tl.arange(0, COLUMNS)[None, :]
     tl.store(
         out + rows[:, None] * width + columns,
@@ -187,7 +194,7 @@ def dense_operand_kernel(
     row_stride,
     factor,
     GROUP: tl.constexpr,
-    ARRANGED: tl.constexpr,
+    ARRANGEMENT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -198,7 +205,7 @@ def dense_operand_kernel(
     )
     if GROUP > 0:
         values = rotate(values * factor, GROUP)
-    _store_operand(values, out, rows, row_mask, first, width, ARRANGED)
+    _store_operand(values, out, rows, row_mask, first, width, ARRANGEMENT)
 
 
 @triton.jit
@@ -214,7 +221,7 @@ def quantized_operand_kernel(
     row_stride,
     GROUP: tl.constexpr,
     DYNAMIC: tl.constexpr,
-    ARRANGED: tl.constexpr,
+    ARRANGEMENT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -233,7 +240,7 @@ def quantized_operand_kernel(
     codes, multiplier = block_scales(blocks, second, True)
     decoded = decode_e2m1(encode_e2m1(blocks * multiplier[:, None]))
     decoded = tl.reshape(decoded * decode_e4m3(codes)[:, None], (ROWS, COLUMNS))
-    _store_operand(decoded, out, rows, row_mask, first, width, ARRANGED)
+    _store_operand(decoded, out, rows, row_mask, first, width, ARRANGEMENT)
 
 
 @triton.jit
@@ -248,7 +255,7 @@ def packed_operand_kernel(
     scale_columns,
     SWIZZLED: tl.constexpr,
     HIGH_FIRST: tl.constexpr,
-    ARRANGED: tl.constexpr,
+    ARRANGEMENT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -273,4 +280,4 @@ def packed_operand_kernel(
     values = decode_e2m1(tl.interleave(low, high))
     wide = tl.broadcast_to(decode_e4m3(scales)[:, :, None], (ROWS, COLUMNS // 16, 16))
     decoded = values * tl.reshape(wide, (ROWS, COLUMNS))
-    _store_operand(decoded, out, rows, row_mask, first, width, ARRANGED)
+    _store_operand(decoded, out, rows, row_mask, first, width, ARRANGEMENT)

@@ -22,7 +22,7 @@ class ProductPlan:
         group: Row tiles that are computed next to each other.
         num_warps: Warps of a program.
         num_stages: Steps that are in flight.
-        arranged: Whether the input is arranged before the product.
+        arrangement: Features that are arranged together before the product, 0 for none.
         decoded: Whether the weight is decoded into memory and multiplied by the library instead.
     """
 
@@ -33,7 +33,7 @@ class ProductPlan:
     group: int
     num_warps: int
     num_stages: int
-    arranged: bool
+    arrangement: int
     decoded: bool = False
 
 
@@ -65,7 +65,7 @@ def plan_product(
     """
     nvidia = target is not None and target.backend == "cuda"
     if nvidia and rows >= DECODED_ROWS and operand_bytes == 2:
-        return ProductPlan(0, 0, 0, 1, 1, 0, 0, arranged=False, decoded=True)
+        return ProductPlan(0, 0, 0, 1, 1, 0, 0, arrangement=0, decoded=True)
     if rows > STREAMED_ROWS:
         return _tile_plan(target, processors, rows, outputs, features, operand_bytes)
     return _stream_plan(target, processors, rows, outputs, features, operand_bytes)
@@ -80,17 +80,17 @@ def _tile_plan(
     operand_bytes: int,
 ) -> ProductPlan:
     if operand_bytes > 2:
-        return ProductPlan(64, 64, 64, 1, 8, 4, 2, True)
+        return ProductPlan(64, 64, 64, 1, 8, 4, 2, ARRANGEMENT)
     if target is not None and target.backend == "hip":
-        return ProductPlan(64, 128, 64, 1, 8, 8, 2, True)
+        return ProductPlan(64, 128, 64, 1, 8, 8, 2, ARRANGEMENT)
     if target is not None and target.capability[0] == 10:
         # Triton compiles 128 rows of 128 outputs to a trap on these targets.
-        return ProductPlan(64, 128, 64, 1, 8, 8, 3, True)
+        return ProductPlan(64, 128, 64, 1, 8, 8, 3, ARRANGEMENT)
     # Registers and shared memory of Hopper hold two programs with four stages; others have less.
     hopper = target is not None and target.architecture == "sm_90"
     tiles = ceil_div(rows, 128) * ceil_div(outputs, 128)
     splits = max(1, min(2 * processors // tiles, features // (8 * 64), 4))
-    return ProductPlan(128, 128, 64, splits, 8, 8, 4 if hopper else 3, True)
+    return ProductPlan(128, 128, 64, splits, 8, 8, 4 if hopper else 3, ARRANGEMENT)
 
 
 def _stream_plan(
@@ -109,4 +109,4 @@ def _stream_plan(
     # Up to four programs of four warps on every processor, none with less than two steps.
     wanted = 4 * processors // ceil_div(outputs, 64)
     splits = max(1, min(wanted, features // (2 * depth), 16))
-    return ProductPlan(tile_rows, 64, depth, splits, 1, 4, stages, False)
+    return ProductPlan(tile_rows, 64, depth, splits, 1, 4, stages, 0)

@@ -2,7 +2,6 @@
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._operand_kernels import packed_operand_kernel
-from piper_kernels.linear.nvfp4._plan import ARRANGEMENT, ProductPlan, plan_product
+from piper_kernels.linear.nvfp4._plan import ProductPlan
 from piper_kernels.linear.nvfp4._product_kernels import finish_kernel, product_kernel
-from piper_kernels.weights.nvfp4._layout import BLOCK_SIZE, SCALE_COLUMN_TILE, ceil_div
+from piper_kernels.linear.nvfp4._weight import Plan, Weight, operand_dtype
+from piper_kernels.weights.nvfp4._layout import ceil_div
 
 FINISH_ROWS, FINISH_OUTPUTS = 4, 512
+FEW_ROWS = 64
 DECODE_ROWS, DECODE_COLUMNS = 8, 256
 # Rows of the weight that are decoded at once stay in the cache until they are multiplied.
 DECODED_BYTES = 32 * 2**20
@@ -24,81 +26,12 @@ DECODED_PART = 128
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-@dataclass(frozen=True)
-class Weight:
-    """The weight side of a product.
-
-    Attributes:
-        qdata: uint8 ``[outputs, features / 2]``, contiguous.
-        scale: float8_e4m3fn block scales, contiguous.
-        level: FP32 scalar second level, or ``None``.
-        bias: Floating ``[outputs]`` of any stride, or ``None``.
-        swizzled: Layout of the block scales.
-        high_first: Whether the even feature is the high nibble of a byte.
-    """
-
-    qdata: Tensor
-    scale: Tensor
-    level: Tensor | None
-    bias: Tensor | None
-    swizzled: bool
-    high_first: bool
-
-    @property
-    def outputs(self) -> int:
-        """Rows of the weight."""
-        return self.qdata.shape[0]
-
-    @property
-    def features(self) -> int:
-        """Columns of the weight."""
-        return 2 * self.qdata.shape[1]
-
-    @property
-    def scale_columns(self) -> int:
-        """What ``scale_offsets`` takes: tiles or blocks of a row."""
-        return ceil_div(self.features, SCALE_COLUMN_TILE if self.swizzled else BLOCK_SIZE)
-
-    def words(self) -> Tensor:
-        """Return the codes as int16; storage that starts on an odd byte is copied."""
-        aligned = self.qdata if self.qdata.data_ptr() % 2 == 0 else self.qdata.clone()
-        return aligned.view(torch.int16)
-
-
-def operand_dtype(logical_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return the dtype in which the matrix units of a device multiply.
-
-    Args:
-        logical_dtype: Dtype of an input that is multiplied as it is; ``None`` for the values of
-            NVFP4 codes.
-        device: Where the product runs. The interpreter multiplies in FP32.
-    """
-    if accelerator_target(device) is None:
-        return torch.float32
-    return torch.bfloat16 if logical_dtype is None else logical_dtype
-
-
-def plan_of(weight: Weight, rows: int, dtype: torch.dtype) -> ProductPlan:
-    """Return the schedule of a product of ``rows`` input rows in a dtype."""
-    device = weight.qdata.device
-    target = accelerator_target(device)
-    processors = 1
-    if target is not None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return plan_product(target, processors, rows, weight.outputs, weight.features, dtype.itemsize)
-
-
-def operand_width(features: int, plan: ProductPlan) -> int:
-    """Return the columns of an operand of ``features``."""
-    return ceil_div(features, ARRANGEMENT) * ARRANGEMENT if plan.arranged else features
-
-
 def multiply(
     operand: Tensor,
     input_level: Tensor | None,
     weight: Weight,
     out: Tensor,
-    plan: ProductPlan,
+    plan: Plan,
     input_factor: float = 1.0,
 ) -> None:
     """Store ``operand @ weight.T * levels + bias``, accumulated in FP32 and rounded once.
@@ -111,8 +44,45 @@ def multiply(
         plan: The schedule.
         input_factor: Power of two that the operand was divided by.
     """
-    run = _multiply_decoded if plan.decoded else _multiply_tiles
-    run(operand, input_level, weight, out, plan, input_factor)
+    if isinstance(plan, HopperPlan):
+        _multiply_on_hopper(operand, input_level, weight, out, plan, input_factor)
+    elif plan.decoded:
+        _multiply_decoded(operand, input_level, weight, out, input_factor)
+    else:
+        _multiply_tiles(operand, input_level, weight, out, plan, input_factor)
+
+
+def _multiply_on_hopper(
+    operand: Tensor,
+    input_level: Tensor | None,
+    weight: Weight,
+    out: Tensor,
+    plan: HopperPlan,
+    input_factor: float,
+) -> None:
+    from piper_kernels.linear.nvfp4._nvidia import hopper
+
+    target = out
+    if plan.splits > 1:
+        shape = (plan.splits * operand.shape[0], weight.outputs)
+        target = operand.new_empty(shape, dtype=torch.float32)
+    hopper.launch(
+        operand,
+        input_level,
+        weight.qdata,
+        weight.scale,
+        weight.level,
+        weight.bias,
+        target,
+        plan,
+        torch.cuda.get_device_properties(operand.device).multi_processor_count,
+        high_first=weight.high_first,
+        input_factor=input_factor,
+    )
+    if plan.splits > 1:
+        numerics = _numerics(weight, input_level, operand.dtype, native=True)
+        levels = (input_level, weight.level, weight.bias)
+        _finish(target, levels, out, plan.splits, input_factor, numerics, dependent=True)
 
 
 def _multiply_tiles(
@@ -161,7 +131,7 @@ def _multiply_tiles(
         DEPTH=plan.depth,
         GROUP=plan.group,
         PRECISION=dot_precision(device) if dtype == torch.float32 else "ieee",
-        ARRANGED=plan.arranged,
+        ARRANGED=plan.arrangement > 0,
         EVEN=weight.features % plan.depth == 0,
         PARTIAL=partial,
         SWIZZLED=weight.swizzled,
@@ -195,22 +165,32 @@ def _finish(
     splits: int,
     input_factor: float,
     numerics: dict[str, Any],
+    *,
+    dependent: bool = False,
 ) -> None:
+    """Store the sum of ``splits`` parts, scaled, with the bias, rounded once.
+
+    ``dependent`` lets it start while the kernel that stores the parts still runs.
+    """
     rows, outputs = out.shape
+    options = {"launch_pdl": True} if dependent else {}
     bias = levels[2]
-    grid = (triton.cdiv(rows, FINISH_ROWS) * triton.cdiv(outputs, FINISH_OUTPUTS),)
+    tile_rows = 1 if rows <= FEW_ROWS else FINISH_ROWS
+    grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, FINISH_OUTPUTS),)
     finish_kernel[grid](
         sums,
         *levels,
         out,
         rows,
         outputs,
-        splits,
         0 if bias is None else bias.stride(0),
         out.stride(0),
         input_factor,
-        ROWS=FINISH_ROWS,
+        SPLITS=splits,
+        ROWS=tile_rows,
         OUTPUTS=FINISH_OUTPUTS,
+        DEPENDENT=dependent,
+        **options,
         **numerics,
     )
 
@@ -220,7 +200,6 @@ def _multiply_decoded(
     input_level: Tensor | None,
     weight: Weight,
     out: Tensor,
-    _plan: ProductPlan,
     input_factor: float,
 ) -> None:
     """Decode parts of the weight once, let the library sum in FP32, then scale and round."""
@@ -242,7 +221,7 @@ def _multiply_decoded(
             weight.scale_columns,
             SWIZZLED=weight.swizzled,
             HIGH_FIRST=weight.high_first,
-            ARRANGED=False,
+            ARRANGEMENT=0,
             ROWS=DECODE_ROWS,
             COLUMNS=DECODE_COLUMNS,
         )

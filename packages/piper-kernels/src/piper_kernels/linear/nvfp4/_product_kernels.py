@@ -9,9 +9,11 @@ inputs of many rows were arranged by ``_operand_kernels``: within 64 features, f
 
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
 # pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from piper_kernels._triton.nvfp4 import scale_offsets
 from piper_kernels._triton.nvfp4_operands import decode_words, operand_factor
@@ -254,10 +256,10 @@ def finish_kernel(
     out,
     total_rows,
     outputs,
-    splits,
     bias_stride,
     out_row_stride,
     input_factor,
+    SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -265,14 +267,20 @@ def finish_kernel(
     LEVEL_W: tl.constexpr,
     BIAS: tl.constexpr,
     NATIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Add the parts of ``product_kernel`` in their order, scale, add the bias and round once."""
+    """Add the parts of ``product_kernel`` in their order, scale, add the bias and round once.
+
+    ``DEPENDENT`` says that it was launched while the kernel before it still runs.
+    """
+    if DEPENDENT:
+        gdc_wait()
     tiles = tl.cdiv(outputs, OUTPUTS)
     rows = (tl.program_id(0) // tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) % tiles) * OUTPUTS + tl.arange(0, OUTPUTS)
     mask = (rows < total_rows)[:, None] & (columns < outputs)[None, :]
     result = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for split in range(splits):
+    for split in tl.static_range(SPLITS):
         at = (split * total_rows + rows).to(tl.int64)[:, None] * outputs + columns[None, :]
         result += tl.load(partials + at, mask=mask, other=0.0)
     level = _product_level(input_level, weight_level, LEVEL_X, LEVEL_W)

@@ -20,11 +20,11 @@ from piper_kernels._triton.products import rows_side_by_side
 from piper_kernels._triton.runtime import as_words, launch_guard
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.linear.nvfp4 import _operand_kernels
-from piper_kernels.linear.nvfp4._plan import ProductPlan
 from piper_kernels.linear.nvfp4._portable import Prepared
-from piper_kernels.linear.nvfp4._product import (
+from piper_kernels.linear.nvfp4._product import multiply
+from piper_kernels.linear.nvfp4._weight import (
+    Plan,
     Weight,
-    multiply,
     operand_dtype,
     operand_width,
     plan_of,
@@ -162,7 +162,7 @@ class TritonBackend:
                     ceil_div(features, SCALE_COLUMN_TILE),
                     SWIZZLED=True,
                     HIGH_FIRST=False,
-                    ARRANGED=plan.arranged,
+                    ARRANGEMENT=plan.arrangement,
                     ROWS=ROWS,
                     COLUMNS=COLUMNS,
                 )
@@ -193,7 +193,7 @@ class TritonBackend:
                 plan = plan_of(weight, rows, dtype)
                 factor = 1.0
                 operand = matrix
-                if plan.arranged or group_size:
+                if plan.arrangement or group_size:
                     # A rotated float16 input may leave its range; this keeps it inside.
                     factor = group_size**0.5 if group_size and dtype == torch.float16 else 1.0
                     width = operand_width(features, plan)
@@ -207,7 +207,7 @@ class TritonBackend:
                         matrix.stride(0),
                         1.0 / factor,
                         GROUP=group_size,
-                        ARRANGED=plan.arranged,
+                        ARRANGEMENT=plan.arrangement,
                         ROWS=ROWS,
                         COLUMNS=COLUMNS,
                     )
@@ -255,7 +255,7 @@ def _level_sources(
 
 
 def _quantized_operand(
-    matrix: Tensor, given: Tensor | None, dynamic: bool, group_size: int, plan: ProductPlan
+    matrix: Tensor, given: Tensor | None, dynamic: bool, group_size: int, plan: Plan
 ) -> tuple[Tensor, Tensor]:
     """Return the operand of a quantized input and its second level."""
     rows, features = matrix.shape
@@ -276,7 +276,7 @@ def _quantized_operand(
         matrix.stride(0),
         GROUP=group_size,
         DYNAMIC=dynamic,
-        ARRANGED=plan.arranged,
+        ARRANGEMENT=plan.arrangement,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
     )
