@@ -22,6 +22,7 @@ def linear_table(rows: list[dict]) -> str:
         "× bf16",
         "SQNR dB",
         "cosine",
+        "host µs",
     ]
     lines = []
     for row in rows:
@@ -37,7 +38,7 @@ def linear_table(rows: list[dict]) -> str:
             [label, *map(number, times), number(total["ms"])]
             + [f"{number(total['p10'])}–{number(total['p90'])}"]
             + [number(row.get(name)) for name in ("product_tops", "tops", "times_bf16", "sqnr_db")]
-            + [cosine]
+            + [cosine, number(row.get("host_us"))]
         )
     return table(header, lines)
 

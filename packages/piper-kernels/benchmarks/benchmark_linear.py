@@ -36,6 +36,7 @@ from piper_kernels._input_activations import apply_activation
 SCHEMA = 1
 CHECKED_ROWS = 256
 OUTLIER_EVERY, OUTLIER_FACTOR = 256, 8
+HOST_REPEATS, HOST_CALLS = 3, 20
 PHASES = ("preparation", "product", "total")
 
 
@@ -119,6 +120,21 @@ def variants_of(provider: Provider, case: LinearCase, operands: Operands) -> dic
     return variants
 
 
+def host_microseconds(run: Callable[[], object]) -> float | None:
+    """Return what the host takes to enqueue a call outside graphs, while the GPU is behind."""
+    if device().type != "cuda":
+        return None
+    times = []
+    for _ in range(HOST_REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            run()
+        times.append(1e6 * (time.perf_counter() - start) / HOST_CALLS)
+    torch.cuda.synchronize()
+    return min(times)
+
+
 def copy_variant(case: LinearCase) -> Variant:
     """Return a device copy with the traffic of an INT8 preparation."""
     sets = case.sets(8)
@@ -154,6 +170,7 @@ def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
             row["kernels"] = kernel_names(
                 lambda _index, run=operator.linear: run(operands.inputs[0]), device()
             )
+            row["host_us"] = host_microseconds(lambda run=operator.linear: run(operands.inputs[0]))
             found = variants_of(provider, case, operands)
         except Exception as error:  # a provider that fails must not stop the others
             row["error"] = f"{type(error).__name__}: {error}"[:400]
