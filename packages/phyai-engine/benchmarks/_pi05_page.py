@@ -44,7 +44,7 @@ def _policies(policies: Mapping[str, Any]) -> Iterator[str]:
         yield f"## {name}\n"
         if "error" in found:
             yield f"Not measured: {found['error']}\n"
-        if "results" in found:
+        if found.get("results"):
             yield _table(
                 ("setting", *_STAGES, "chunk", "p99", "floor", "× floor", "request", "kernels"),
                 (_row(result) for result in found["results"]),

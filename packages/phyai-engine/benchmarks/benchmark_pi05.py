@@ -45,8 +45,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     policies: list[Path | None] = [*arguments.policy] or [None]
     names = ["default" if policy is None else policy.stem for policy in policies]
     for name, policy in zip(names, policies, strict=True):
-        document["policies"][name] = dict(_policy(policy, settings, arguments))
-        _store(document, arguments.output)
+        document["policies"][name] = entry = dict[str, Any](results=[])
+        for found in _policy(policy, settings, arguments):
+            if isinstance(found, str):
+                entry["error"] = found
+            else:
+                entry["results"].append(found)
+            _store(document, arguments.output)
         _free()
     if arguments.inputs:
         found = compare_with_reference(policies, "cuda", inputs=arguments.inputs)
@@ -63,19 +68,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _policy(
     policy: Path | None, settings: Sequence[Setting], arguments: argparse.Namespace
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[dict[str, Any] | str]:
+    """Yield the result of each setting, and last the error that ended them if there was one."""
     try:
-        results = []
         for found in measure_all(
             settings, "cuda", policy, replays=arguments.replays, kernels=arguments.kernels
         ):
-            results.append(found)
             spent = {stage: values["p50"] for stage, values in found["ms"].items()}
             print(policy, found["setting"]["name"], spent, found["ratio"]["total"], flush=True)
-        yield "results", results
+            yield found
     except Exception as error:  # the other policies are still worth measuring
         print(policy, error, file=sys.stderr)
-        yield "error", f"{type(error).__name__}: {error}"
+        yield f"{type(error).__name__}: {error}"
 
 
 def _free() -> None:

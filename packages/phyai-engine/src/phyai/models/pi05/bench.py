@@ -78,30 +78,35 @@ def quantiles(values: list[float]) -> dict[str, float]:
 def _stages(
     runtime: PI05Runtime, setting: Setting, inputs: ModelInputs
 ) -> tuple[dict[str, Callable[[], Tensor]], Staged]:
-    """Returns the replay of each stage, after one request has recorded all graphs."""
+    """Returns the replay of each stage of a new runtime, after a request has recorded them."""
     runtime.sample_actions(inputs, seed=0, num_steps=setting.steps)
     lane = runtime.lane(setting.batch)
     staged = lane.stage(inputs)
+    (loop,) = lane.loop_graphs.values()
     graphs = (
         lane.vision_graphs[staged.views],
         lane.prefix_graphs[staged.views, staged.tokens],
-        lane.loop_graphs[setting.steps, None],
+        loop,
     )
     return dict(zip(STAGES, graphs, strict=True)), staged
 
 
 @torch.inference_mode()
-def time_stages(runtime: PI05Runtime, setting: Setting, *, replays: int = 200) -> dict[str, Any]:
+def time_stages(
+    runtime: PI05Runtime, setting: Setting, *, replays: int = 200, kernels: int = 0
+) -> dict[str, Any]:
     """Times the device's work of a chunk and whole requests.
 
     Args:
-        runtime: of a model with the setting's chunk.
+        runtime: a new one, of a model with the setting's chunk.
         setting: what to time.
         replays: of the graphs; requests are a quarter as many.
+        kernels: number of kernels to list for each stage, by time.
 
     Returns:
         Milliseconds by stage, ``chunk`` for all of them (device time, p10 to p99), ``request``
-        from inputs on the host to actions on the host, rows, and kernels of a chunk by stage.
+        from inputs on the host to actions on the host, rows, kernels of a chunk by stage, and the
+        ``longest``: (kernel, launches, microseconds).
     """
     device = runtime.model.device
     inputs = request(runtime.model, setting)
@@ -123,10 +128,12 @@ def time_stages(runtime: PI05Runtime, setting: Setting, *, replays: int = 200) -
         start = time.perf_counter()
         runtime.sample_actions(inputs, seed=seed, num_steps=setting.steps).cpu()
         whole.append(1e3 * (time.perf_counter() - start))
+    launched = {name: kernel_times(replay) for name, replay in stages.items()}
     return {
         "ms": {name: quantiles(values) for name, values in spent.items()}
         | {"request": quantiles(whole)},
-        "kernels": {name: count_kernels(replay) for name, replay in stages.items()},
+        "kernels": {name: sum(count for _, count, _ in rows) for name, rows in launched.items()},
+        "longest": {name: rows[:kernels] for name, rows in launched.items()},
         "prefix_rows": staged.views * runtime.model.config.vision.tokens + staged.tokens,
     }
 
@@ -146,16 +153,12 @@ def kernel_times(function: Callable[[], Any]) -> list[tuple[str, int, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def count_kernels(function: Callable[[], Any]) -> int:
-    """Returns the kernels and copies that one call launches."""
-    return sum(count for _, count, _ in kernel_times(function))
-
-
 def measure(
     runtime: PI05Runtime,
     setting: Setting,
     *,
     replays: int = 200,
+    kernels: int = 0,
     rates: Rates = H200_BF16,
 ) -> dict[str, Any]:
     """Times a setting and relates each stage to its floor in bf16.
@@ -163,7 +166,7 @@ def measure(
     Returns:
         What `time_stages` returns, with ``setting``, ``floor_ms`` and ``ratio`` by stage.
     """
-    found = time_stages(runtime, setting, replays=replays)
+    found = time_stages(runtime, setting, replays=replays, kernels=kernels)
     floors = floor_ms(
         runtime.model.config,
         views=setting.views,
@@ -200,7 +203,7 @@ def measure_all(
         kernels: number of kernels to list for each stage, by time.
 
     Yields:
-        What `measure` returns, and ``longest``: (kernel, launches, microseconds) by stage.
+        What `measure` returns.
     """
     selector = initialize_kernel_system(
         KernelConfig(config_path=policy), device=device, model=ModelContext(family="pi05")
@@ -213,13 +216,7 @@ def measure_all(
             runtime = PI05Runtime(with_chunk(model, setting.chunk))
             # Long batches vary little.
             count = max(min(replays, 20), replays // setting.batch)
-            found = measure(runtime, setting, replays=count)
-            if kernels:
-                stages = _stages(runtime, setting, request(model, setting))[0]
-                found["longest"] = {
-                    name: kernel_times(replay)[:kernels] for name, replay in stages.items()
-                }
-            yield found
+            yield measure(runtime, setting, replays=count, kernels=kernels)
 
 
 def with_chunk(model: PI05Model, chunk: int) -> PI05Model:
