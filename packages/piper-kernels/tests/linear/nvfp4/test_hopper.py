@@ -132,13 +132,13 @@ def test_lanes_hold_the_scales_of_their_words(outputs, warps):
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("biased", [False, True])
-def test_compiles(plan, biased, tmp_path, monkeypatch):
+def test_compiles(plan, tmp_path, monkeypatch):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    biased = PLANS.index(plan) % 2 == 1
     kernel = hopper.hopper_stream_kernel if plan.held_steps else hopper.hopper_product_kernel
     names = list(kernel.arg_names)
     constants = dict(hopper.options_of(plan, high_first=biased, levels=(biased, True), bias=biased))
@@ -156,7 +156,7 @@ def test_compiles(plan, biased, tmp_path, monkeypatch):
         "weight_level": "*fp32",
         "bias": "*bf16",
         "source": "*bf16",
-        "out": "*fp32" if plan.splits > 1 else "*bf16",
+        "out": "*fp32",  # sums of parts, or the widest result
         "factor": "fp32",
     }
     source = GluonASTSource(
