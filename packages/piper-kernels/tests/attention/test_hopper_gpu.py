@@ -69,8 +69,8 @@ def test_the_kernel_computes_what_is_emulated(name, is_causal, head_dim):
     dense = launch.DenseOperands(**on_gpu, scales=scales)
     output = launch.attend(dense, 321, 321, is_causal, torch.float32).cpu()
     # Approximate powers of two move a code at ties only; E4M3 codes have wider steps.
-    assert (output - wanted).abs().mean() < (2e-5 if name == "piper" else 2e-4)
-    assert (output - wanted).abs().max() < (2e-3 if name == "piper" else 2e-2)
+    assert (output - wanted).abs().mean() < (1e-4 if name == "piper" else 5e-4)
+    assert (output - wanted).abs().max() < (1e-2 if name == "piper" else 5e-2)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -136,6 +136,14 @@ def split_pair(scores, TILE: gl.constexpr):
 
 
 @gluon.jit
+def pinned(x):
+    """Return int32 ``x`` in registers of its own, written before the product that starts there."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def load_scales(k_scale, v_log_max, pair, tiles, FP8: gl.constexpr):
     """Return the key scales of the tiles of a pair and the logarithms of their values' scales."""
     has_second = pair * 2 + 1 < tiles
@@ -264,10 +272,13 @@ def attend_pair(
     if FP8:
         start = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.float32, PRODUCT)
     else:
+        # Starting at the biased sums makes the product the bits of a biased number.
+        sums = s_ring.index(slot).load(gl.SliceLayout(0, PRODUCT))
         start = gl.zeros((QUERY_ROWS, HEAD_DIM), gl.int32, PRODUCT)
+        start = pinned(start + gl.expand_dims(sums, 0))
     codes, sum_0 = encode(p_0, m_ring.index(slot), sign, 0, OPERAND, FP8, PER_KEY)
     product = warpgroup_mma(
-        codes, v_ring.index(slot * 2).permute((1, 0)), start, use_acc=False, is_async=True
+        codes, v_ring.index(slot * 2).permute((1, 0)), start, use_acc=not FP8, is_async=True
     )
     p_1 = biased_exponentials(second, scale_1, start_1)
     if MASKED:
@@ -287,8 +298,7 @@ def attend_pair(
     weight = gl.convert_layout(weight, gl.SliceLayout(1, PRODUCT), assert_trivial=True)
     product = warpgroup_mma_wait(num_outstanding=1 if MORE else 0, deps=(product,))
     if not FP8:
-        starts = s_ring.index(slot).load(gl.SliceLayout(0, PRODUCT))
-        product = (product + gl.expand_dims(starts, 0)).to(gl.float32, bitcast=True)
+        product = product.to(gl.float32, bitcast=True)
         bias = bias * weight + sign * MAGIC
     output = output * gl.expand_dims(weight, 1) + product
     mbarrier.arrive(empty.index(slot), count=1)
@@ -373,7 +383,7 @@ def attend_partition(
     first_row = (tile * 2 + GROUP) * QUERY_ROWS
     rows = first_row + gl.arange(0, QUERY_ROWS, layout=gl.SliceLayout(1, SCORES))
     scale_row = head.to(gl.int64) * (stored_queries // 32)
-    row_scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=1.0)
+    row_scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=0.0)
     steepest = gl.max(row_scales, axis=0) * largest_scale(k_scale, tiles)
     mbarrier.wait(q_ready.index(0), 0)
     query = q_tiles.index(GROUP)

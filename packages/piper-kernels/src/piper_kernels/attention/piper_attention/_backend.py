@@ -8,6 +8,7 @@ from torch import Tensor
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionBackend, AttentionRequest, select_backend
 from piper_kernels.attention.piper_attention import prepared, reference
+from piper_kernels.attention.piper_attention._hopper import HopperBackend
 from piper_kernels.attention.piper_attention._mixed_sign import MixedSignBackend
 from piper_kernels.attention.piper_attention.prepared import PreparedAttention, PreparedKeyValue
 
@@ -66,7 +67,11 @@ class PortableBackend:
 
 
 # In order of preference. A native backend goes in front.
-BACKENDS: tuple[PiperAttentionBackend, ...] = (MixedSignBackend(), PortableBackend())
+BACKENDS: tuple[PiperAttentionBackend, ...] = (
+    HopperBackend(),
+    MixedSignBackend(),
+    PortableBackend(),
+)
 
 
 def backend_for(query: Tensor, is_causal: bool) -> PiperAttentionBackend:

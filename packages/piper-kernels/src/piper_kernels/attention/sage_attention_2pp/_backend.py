@@ -6,6 +6,7 @@ from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionBackend, AttentionRequest, select_backend
 from piper_kernels.attention.sage_attention_2pp import reference
 from piper_kernels.attention.sage_attention_2pp._fp8 import Fp8Backend
+from piper_kernels.attention.sage_attention_2pp._hopper import HopperBackend
 
 
 class PortableBackend:
@@ -25,7 +26,11 @@ class PortableBackend:
 
 
 # In order of preference. A native backend goes in front.
-BACKENDS: tuple[AttentionBackend, ...] = (Fp8Backend(), PortableBackend())
+BACKENDS: tuple[AttentionBackend, ...] = (
+    HopperBackend(),
+    Fp8Backend(),
+    PortableBackend(),
+)
 
 
 def backend_for(query: Tensor, is_causal: bool) -> AttentionBackend:
