@@ -1,5 +1,6 @@
 """The engine: one model, its processors, its kernels, ready to answer observations."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -57,7 +58,11 @@ class ActionChunk:
 
 
 class ModelPlugin(Protocol):
-    """What a model family gives the engine."""
+    """What a model family gives the engine.
+
+    A family whose chunks can be guided takes ``guidance`` in `infer` and has `normalize_actions`,
+    as `Engine.normalize_actions` describes it.
+    """
 
     def infer(
         self,
@@ -177,11 +182,13 @@ class Engine:
                 ``phyai.models.pi05.guidance.Guidance``.
 
         Raises:
-            ValueError: for an empty batch or bad noise.
+            ValueError: for an empty batch, bad noise, or guidance for a family without it.
             ProcessingError: for an observation the processors cannot use.
         """
         if not observations:
             raise ValueError("the batch has no observation")
+        if guidance is not None:
+            self._check_guides()
         more = {} if guidance is None else {"guidance": guidance}
         with kernel_selector_scope(self.selector):
             chunks = self.plugin.infer(
@@ -191,6 +198,38 @@ class Engine:
                 freeze_kernel_choices()
                 self._frozen = True
         return chunks
+
+    @property
+    def guides(self) -> bool:
+        """Whether the model family takes ``guidance``."""
+        return hasattr(self.plugin, "normalize_actions") and (
+            "guidance" in inspect.signature(self.plugin.infer).parameters
+        )
+
+    def normalize_actions(self, actions: np.ndarray, observation: Observation) -> np.ndarray:
+        """Returns actions as the model would have made them, the way back of its answers.
+
+        Args:
+            actions: [T, action_dim] in the robot's units.
+            observation: what relative actions are relative to.
+
+        Returns:
+            fp32 [T, max_action_dim]; columns that the robot does not have are zero.
+
+        Raises:
+            ValueError: for a family without guidance.
+            ProcessingError: for actions of another width, or a missing state.
+        """
+        self._check_guides()
+        plugin: Any = self.plugin
+        return plugin.normalize_actions(actions, observation)
+
+    def _check_guides(self) -> None:
+        if not self.guides:
+            raise ValueError(
+                f"the model family {self.args.plugin!r} takes no guidance; "
+                "join the finished chunks instead"
+            )
 
     def explain(self) -> list[SelectionTrace]:
         """Returns, for every call site used so far, what was chosen and why."""
@@ -211,5 +250,6 @@ class Engine:
             "params_dtype": str(self.config.device.params_dtype).removeprefix("torch."),
             "torch": torch.__version__,
             "policy": {"source": policy.source, "version": policy.version},
+            "guidance": self.guides,
             **self.plugin.describe(),
         }

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from phyai.client import PolicyClient, ServerError
+from phyai.serving.continuation import Chunk, RTCOptions, Schedule
 from phyai.serving.jobs import RequestError
-from phyai.serving.rtc import RTCOptions, Schedule, Sessions, blend, prefix_weights
+from phyai.serving.rtc import Sessions, blend, prefix_weights
 
 from .conftest import request
 
@@ -60,9 +61,9 @@ def test_sessions_forget_what_is_old_or_too_much():
     now = [0.0]
     sessions = Sessions(limit=2, max_age_s=10, clock=lambda: now[0])
     for name in "abc":
-        sessions.put(name, np.arange(6.0).reshape(3, 2))
+        sessions.put(name, Chunk(np.arange(6.0).reshape(3, 2)))
     assert sessions.left("a", 0) is None
-    assert sessions.left("b", 2).tolist() == [[4, 5]]
+    assert sessions.left("b", 2).actions.tolist() == [[4, 5]]
     assert sessions.left("b", 3) is None
     now[0] = 11.0
     assert sessions.left("c", 0) is None
@@ -76,7 +77,7 @@ def test_the_server_continues_the_chunk_of_a_connection(serve_fake):
         assert first["rtc"] == {"continued": False}
         rtc = {"executed": 2, "delay": 2, "horizon": 4}
         second = client.infer(request(), seed=2, rtc=rtc)
-        assert second["rtc"] == {"continued": True}
+        assert second["rtc"] == {"continued": True, "mode": "blended"}
         alone = client.infer(request(), seed=2)["actions"]
         left = first["actions"][2:]
         np.testing.assert_array_equal(second["actions"][:2], left[:2])

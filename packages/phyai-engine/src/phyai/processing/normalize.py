@@ -136,6 +136,31 @@ class Normalizer:
         y[..., :dims] = head
         return y
 
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """The way back of `inverse`, for values that it could have made.
+
+        Where the statistics have no spread, `inverse` forgets the model's number; the one that the
+        constant of the statistics has is taken.
+
+        Args:
+            values: `[..., dims]` in robot units; columns beyond the statistics pass through.
+
+        Returns:
+            A new array `[..., dims]`, float32 for LeRobot, float64 for openpi.
+        """
+        x = np.array(values, dtype=self._dtype)
+        if self.mode is NormMode.IDENTITY:
+            return x
+        dims = min(self.width, x.shape[-1])
+        first, second = self._statistics(dims)
+        if self.mode is not NormMode.MEAN_STD:
+            x[..., :dims] = self.forward(np.where(second == first, first, x[..., :dims]))
+            return x
+        spread = second if self.system is NormSystem.LEROBOT else second + self.eps
+        known = np.where(second == 0, first, x[..., :dims])
+        x[..., :dims] = (known - first) / np.where(second == 0, 1.0, spread).astype(self._dtype)
+        return x
+
     @property
     def _dtype(self) -> type[np.floating]:
         return np.float32 if self.system is NormSystem.LEROBOT else np.float64

@@ -18,7 +18,7 @@ from phyai.processing.inputs import ModelInputs, Observation, PolicyShape
 from phyai.processing.presets import Preset
 from phyai.processing.prompt import PromptForm, StateTextDims, build_prompt
 from phyai.processing.resolve import PI0, ProcessorSpec, resolve_processor
-from phyai.processing.robots import decode_state, encode_actions
+from phyai.processing.robots import decode_actions, decode_state, encode_actions
 
 _EXAMPLE_TASK = "pick up the red block"
 
@@ -127,6 +127,35 @@ class PolicyProcessor:
             values = _add_state(values, states, spec.delta_mask)
         robot_units = encode_actions(spec.preset.robot, values[..., : spec.action_dim])
         return np.ascontiguousarray(robot_units, dtype=np.float32)
+
+    def normalize_actions(self, actions: np.ndarray, observation: Observation) -> np.ndarray:
+        """Turns robot units into model actions, the way back of `postprocess`.
+
+        Args:
+            actions: `[T, action_dim]` in robot units.
+            observation: What relative actions become relative to; only its state is read.
+
+        Returns:
+            float32 `[T, max_action_dim]`, zero in columns that the robot does not have.
+
+        Raises:
+            ProcessingError: The shape does not fit, or relative actions have no state.
+        """
+        spec = self.spec
+        if actions.ndim != 2 or actions.shape[1] != spec.action_dim:
+            raise ProcessingError(
+                f"actions have shape {actions.shape}, expected [T, action_dim={spec.action_dim}] "
+                "in the robot's units"
+            )
+        values = decode_actions(spec.preset.robot, actions)
+        if any(spec.delta_mask):
+            states = self._states([observation])
+            if states is None:
+                raise ProcessingError("actions are relative to the state, but there is none")
+            values = _add_state(values[None], -states, spec.delta_mask)[0]
+        padded = np.zeros((len(actions), spec.shape.max_action_dim), np.float32)
+        padded[:, : spec.action_dim] = spec.action_norm.restore(values)
+        return padded
 
     def describe(self) -> dict[str, Any]:
         """Returns the decisions as plain values, with an example prompt at a mid-range state."""

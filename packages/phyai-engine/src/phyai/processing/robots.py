@@ -76,6 +76,25 @@ def encode_actions(robot: RobotTransform, actions: np.ndarray) -> np.ndarray:
     return encoded
 
 
+def decode_actions(robot: RobotTransform, actions: np.ndarray) -> np.ndarray:
+    """Robot units to the convention of the model; the exact way back of `encode_actions`.
+
+    Args:
+        robot: The conversion.
+        actions: `[..., action_dim]`; 14 columns for ALOHA.
+
+    Returns:
+        A new float64 array of the same shape.
+    """
+    decoded = np.array(actions, dtype=np.float64)
+    if robot is RobotTransform.NONE:
+        return decoded
+    low, high = _ROBOT_SPAN
+    angle = decoded[..., _ALOHA_GRIPPERS] * (high - low) + low
+    decoded[..., _ALOHA_GRIPPERS] = angle - _TRAINED_SPAN[0]
+    return decoded * _ALOHA_SIGNS
+
+
 def _to_unit(values: np.ndarray, span: tuple[float, float]) -> np.ndarray:
     return (values - span[0]) / (span[1] - span[0])
 

@@ -16,7 +16,7 @@ from phyai.processing import Observation, Preset, get_preset, observation_from_r
 from phyai.processing.cameras import PREFIX
 from phyai.serving.images import as_image, pictures_of
 from phyai.serving.jobs import RequestError
-from phyai.serving.vectors import ActionPart, StatePart, map_actions, map_state
+from phyai.serving.vectors import ActionPart, StatePart, map_actions, map_state, unmap_actions
 
 PROMPT_KEYS = ("prompt", "task")
 GENERIC_STATES = ("observation.state", "observation/state", "state")
@@ -87,6 +87,10 @@ class Adapter:
     def actions(self, actions: np.ndarray) -> np.ndarray:
         """Return the engine's actions [chunk, action_dim] as the robot takes them."""
         return map_actions(self.action_parts, actions) if self.action_parts else actions
+
+    def engine_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Return a robot's actions [T, action_dim] as the engine makes them; see `actions`."""
+        return unmap_actions(self.action_parts, actions) if self.action_parts else actions
 
     def example(self, resolution: tuple[int, int], state_dim: int, seed: int = 0) -> dict[str, Any]:
         """Return a request with random pictures and a state of zeros.

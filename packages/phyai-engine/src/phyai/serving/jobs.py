@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from phyai.serving.continuation import Continuation
+
 
 class RequestError(ValueError):
     """The request can not be answered as it is; the connection stays usable."""
@@ -36,22 +38,27 @@ class Job:
         num_steps: Integration steps; None takes the checkpoint's.
         seed: Seed of the noise, when `noise` is None.
         noise: Starting point float32 [chunk, max_action_dim].
+        continues: What the new chunk continues; a model that can not be guided does not read it.
     """
 
     request: Mapping[str, Any]
     num_steps: int | None = None
     seed: int | None = None
     noise: np.ndarray | None = None
+    continues: Continuation | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the job as plain values for the codec."""
         options = {"num_steps": self.num_steps, "seed": self.seed, "noise": self.noise}
-        return {"request": dict(self.request), **options}
+        continues = None if self.continues is None else self.continues.to_wire()
+        return {"request": dict(self.request), **options, "continues": continues}
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> "Job":
         """Return the job that `to_wire` wrote."""
-        return cls(wire["request"], wire["num_steps"], wire["seed"], wire["noise"])
+        rest = wire["continues"]
+        continues = None if rest is None else Continuation.from_wire(rest)
+        return cls(wire["request"], wire["num_steps"], wire["seed"], wire["noise"], continues)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,9 @@ class Answer:
         batch: Jobs that were computed together.
         prompt: The text that the model read.
         replica: Which replica computed it; 0 without replicas.
+        normalized: float32 [chunk, max_action_dim] as the model made them, when it can be guided.
+        units: Stands for the model's units; see `Chunk`.
+        guided: Whether it was guided by the job's `continues`.
     """
 
     actions: np.ndarray
@@ -71,6 +81,9 @@ class Answer:
     batch: int = 1
     prompt: str = ""
     replica: int = 0
+    normalized: np.ndarray | None = None
+    units: str = ""
+    guided: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return the answer as plain values for the codec."""
@@ -79,9 +92,12 @@ class Answer:
             "timing_ms": {name: float(value) for name, value in self.timing_ms.items()},
             "batch": self.batch,
             "prompt": self.prompt,
+            "normalized": self.normalized,
+            "units": self.units,
+            "guided": self.guided,
         }
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any], replica: int) -> "Answer":
         """Return the answer that `to_wire` wrote, as computed by `replica`."""
-        return cls(wire["actions"], wire["timing_ms"], wire["batch"], wire["prompt"], replica)
+        return cls(**wire, replica=replica)

@@ -20,8 +20,14 @@ from phyai.serving.vectors import relative_mask
 class Answering(Protocol):
     """The part of an engine that a server uses."""
 
-    def infer_batch(self, observations: Any, *, noise: Any, num_steps: Any) -> list[ActionChunk]:
+    def infer_batch(
+        self, observations: Any, *, noise: Any, num_steps: Any, guidance: Any = None
+    ) -> list[ActionChunk]:
         """Answer several observations at once."""
+        ...
+
+    def normalize_actions(self, actions: Any, observation: Any) -> Any:
+        """Return actions as the model would have made them."""
         ...
 
     def describe(self) -> dict[str, Any]:

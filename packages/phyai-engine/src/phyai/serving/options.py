@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from phyai.serving.continuation import MAX_GUIDANCE_WEIGHT, RTCOptions, Schedule
 from phyai.serving.jobs import RequestError
-from phyai.serving.rtc import RTCOptions, Schedule
 
 OPTIONS_KEY = "__options__"
 MAX_STEPS = 100
 MAX_SEED = 2**63 - 1
 MAX_SESSION_CHARACTERS = 128
 _OPTIONS = ("num_steps", "seed", "noise", "session", "reset", "rtc")
-_RTC = ("executed", "delay", "horizon", "schedule", "prev")
+_RTC = ("executed", "delay", "horizon", "schedule", "max_guidance_weight", "prev")
+# LeRobot's names.
+_ALIASES = {"inference_delay": "delay", "execution_horizon": "horizon"}
+_MOST_GUIDANCE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,13 @@ def parse_options(raw: Any) -> RequestOptions:
 
 
 def _rtc(raw: Any) -> RTCOptions:
-    options = _known(raw, f"{OPTIONS_KEY}.rtc", _RTC)
+    options = dict(_known(raw, f"{OPTIONS_KEY}.rtc", (*_RTC, *_ALIASES)))
+    named = {plain: plain for plain in _RTC}
+    for alias, plain in _ALIASES.items():
+        if alias in options and plain in options:
+            raise RequestError(f"{OPTIONS_KEY}.rtc: give either {plain} or {alias}, not both")
+        if alias in options:
+            options[plain], named[plain] = options[alias], alias
     name = options.get("schedule", Schedule.LINEAR.value)
     if name not in {schedule.value for schedule in Schedule}:
         raise RequestError(
@@ -104,9 +113,10 @@ def _rtc(raw: Any) -> RTCOptions:
     prev = options.get("prev")
     return RTCOptions(
         executed=_integer("rtc.executed", options.get("executed"), 0, 10_000) or 0,
-        delay=_integer("rtc.delay", options.get("delay"), 0, 10_000) or 0,
-        horizon=_integer("rtc.horizon", options.get("horizon"), 1, 10_000),
+        delay=_integer(f"rtc.{named['delay']}", options.get("delay"), 0, 10_000) or 0,
+        horizon=_integer(f"rtc.{named['horizon']}", options.get("horizon"), 1, 10_000),
         schedule=Schedule(name),
+        max_guidance_weight=_weight(options.get("max_guidance_weight")),
         prev=None if prev is None else _matrix("rtc.prev", prev),
     )
 
@@ -130,6 +140,21 @@ def _integer(name: str, value: Any, low: int, high: int) -> int | None:
             f"{OPTIONS_KEY}.{name} is {str(value)[:40]!r}, expected an integer from {low} to {high}"
         )
     return value
+
+
+def _weight(value: Any) -> float:
+    if value is None:
+        return MAX_GUIDANCE_WEIGHT
+    if isinstance(value, np.generic):
+        value = value.item()
+    # A comparison with NaN is false.
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or not 0 < value <= _MOST_GUIDANCE:
+        raise RequestError(
+            f"{OPTIONS_KEY}.rtc.max_guidance_weight is {str(value)[:40]!r}, expected a number "
+            f"above 0, at most {_MOST_GUIDANCE:g}"
+        )
+    return float(value)
 
 
 def _matrix(name: str, value: Any) -> np.ndarray:

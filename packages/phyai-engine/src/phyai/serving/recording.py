@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from phyai.serving.continuation import Continuation
 from phyai.serving.jobs import Answer, Job
 from phyai.serving.logs import event
 
@@ -106,6 +107,8 @@ class Recorder:
         }
         if job.noise is not None:
             arrays["noise"] = job.noise
+        if job.continues is not None and answer.guided:
+            line["continues"] = _take_out(job.continues.to_wire(), "continues", arrays)
         arrays["actions"] = np.ascontiguousarray(answer.actions)
         save_file(arrays, self._folder / line["file"])
         self._file.write(json.dumps(line) + "\n")
@@ -133,7 +136,9 @@ def _read(folder: Path, where: str, text: str) -> Exchange:
         file = folder / Path(line["file"]).name
         arrays = load_file(file)
         request = _put_back(line["request"], arrays)
-        job = Job(request, line["num_steps"], line["seed"], arrays.get("noise"))
+        rest = line.get("continues")
+        continues = None if rest is None else Continuation.from_wire(_put_back(rest, arrays))
+        job = Job(request, line["num_steps"], line["seed"], arrays.get("noise"), continues)
         return Exchange(line["index"], job, arrays["actions"])
     except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
         raise RecordingError(f"{where} can not be read: {error!r}") from None

@@ -1,51 +1,20 @@
 """Real-time chunking: how a new chunk joins the rest of the last one.
 
 While the server computes, the robot goes on with the last chunk. The new chunk starts at the
-moment of its observation, so its first ``delay`` actions are already decided: they are taken from
-the last chunk. Up to ``horizon`` the weight of the last chunk falls to zero. The weights are those
-of real-time chunking (Black et al., 2025) as LeRobot computes them; they blend the finished chunks
-in the robot's units.
+moment of its observation, so its first ``delay`` actions are already decided. Up to ``horizon`` the
+weight of the last chunk falls to zero. The weights are those of real-time chunking (Black et al.,
+2025) as LeRobot computes them. Where the model can be guided they guide its flow, in the model's
+units; of other models the finished chunks are blended, in the robot's units.
 """
 
-import enum
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from phyai.serving.continuation import Chunk, RTCOptions, Schedule
 from phyai.serving.jobs import RequestError
-
-
-class Schedule(enum.StrEnum):
-    """How the weight of the last chunk falls between ``delay`` and ``horizon``."""
-
-    LINEAR = "linear"
-    EXP = "exp"
-    ONES = "ones"
-    ZEROS = "zeros"
-
-
-@dataclass(frozen=True)
-class RTCOptions:
-    """What a request says about the chunk before.
-
-    Attributes:
-        executed: Actions of the last chunk that were executed when the observation was taken,
-            counted from its start.
-        delay: Actions that will have been executed before the new chunk arrives.
-        horizon: Actions from where on the new chunk is free; None takes half of it.
-        schedule: Shape of the weights in between.
-        prev: float32 [T, action_dim] rest of the last chunk in the robot's units, for clients that
-            keep it themselves; None takes the session's.
-    """
-
-    executed: int = 0
-    delay: int = 0
-    horizon: int | None = None
-    schedule: Schedule = Schedule.LINEAR
-    prev: np.ndarray | None = None
 
 
 def prefix_weights(length: int, delay: int, horizon: int, schedule: Schedule) -> np.ndarray:
@@ -94,7 +63,7 @@ def blend(actions: np.ndarray, left: np.ndarray, options: RTCOptions) -> np.ndar
             f"the rest of the last chunk has {left.shape[1]} columns, the new chunk "
             f"{actions.shape[1]}; send actions in the robot's units"
         )
-    horizon = len(actions) // 2 if options.horizon is None else options.horizon
+    horizon = options.end(len(actions))
     shared = min(len(left), len(actions))
     weights = prefix_weights(shared, options.delay, min(horizon, shared), options.schedule)[:, None]
     joined = actions.copy()
@@ -118,25 +87,25 @@ class Sessions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit, self._max_age_s, self._clock = limit, max_age_s, clock
-        self._chunks: OrderedDict[object, tuple[float, np.ndarray]] = OrderedDict()
+        self._chunks: OrderedDict[object, tuple[float, Chunk]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def put(self, session: object, actions: np.ndarray) -> None:
-        """Keep `actions` [chunk, action_dim] as the last chunk of `session`."""
-        self._chunks[session] = (self._clock(), actions)
+    def put(self, session: object, chunk: Chunk) -> None:
+        """Keep the last chunk of `session`."""
+        self._chunks[session] = (self._clock(), chunk)
         self._chunks.move_to_end(session)
         while len(self._chunks) > self._limit:
             self._chunks.popitem(last=False)
 
-    def left(self, session: object, executed: int) -> np.ndarray | None:
+    def left(self, session: object, executed: int) -> Chunk | None:
         """Return the last chunk of `session` after `executed` actions, None without any left."""
         found = self._chunks.get(session)
         if found is None or self._clock() - found[0] > self._max_age_s:
             return None
-        rest = found[1][executed:]
-        return rest if len(rest) else None
+        rest = found[1].after(executed)
+        return rest if len(rest.actions) else None
 
     def forget(self, session: object) -> None:
         """Drop what is kept of `session`."""

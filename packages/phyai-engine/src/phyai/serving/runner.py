@@ -3,12 +3,16 @@
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from phyai.models.pi05.guidance import Guidance
 from phyai.processing import Observation, ProcessingError
+from phyai.serving.continuation import Chunk, Continuation
+from phyai.serving.guiding import Guide
 from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
 from phyai.serving.loading import LoadedPolicy
 
@@ -28,7 +32,9 @@ class Runner:
 
     def __init__(self, policy: LoadedPolicy) -> None:
         self.engine, self.adapter = policy.engine, policy.adapter
-        self._description = self.engine.describe()
+        self._description = described = self.engine.describe()
+        guides = described.get("guidance", False)
+        self._guide = Guide(self.engine, self.adapter, described) if guides else None
         self._noise_shape: tuple[int, int] | None = None
 
     def warm_up(self, batches: Sequence[int] = (1,)) -> float:
@@ -44,10 +50,12 @@ class Runner:
             EngineFailureError, RequestError, ProcessingError: The policy can not answer.
         """
         started = time.perf_counter()
+        job = Job(self.example(), seed=0)
         for batch in batches:
-            for outcome in self.run([Job(self.example(), seed=0)] * batch):
-                if isinstance(outcome, Exception):
-                    raise outcome
+            first = self._all([job] * batch)[0]
+            if self._guide is not None:
+                rest = Chunk(first.actions, first.normalized, first.units)
+                self._all([replace(job, continues=Continuation(rest))] * batch)
         return time.perf_counter() - started
 
     def example(self) -> dict[str, Any]:
@@ -71,6 +79,7 @@ class Runner:
             "image_keys": list(adapter.image_keys),
             "image_shape": [*described["image_resolution"], 3],
             "num_steps": described["num_steps"],
+            "rtc": "blended" if self._guide is None else "guided",
             **({} if adapter.control_hz is None else {"control_hz": adapter.control_hz}),
             **({} if adapter.execute is None else {"execute": adapter.execute}),
             **({} if adapter.reset_pose is None else {"reset_pose": list(adapter.reset_pose)}),
@@ -82,10 +91,15 @@ class Runner:
         Raises:
             RequestError, ProcessingError, EngineFailureError: It can not be answered.
         """
-        (outcome,) = self.run([Job(request, seed=seed)])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return self._all([Job(request, seed=seed)])[0]
+
+    def _all(self, jobs: Sequence[Job]) -> list[Answer]:
+        answers = []
+        for outcome in self.run(jobs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            answers.append(outcome)
+        return answers
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Answer jobs that share `num_steps`; each gets its answer or its own error."""
@@ -111,12 +125,15 @@ class Runner:
     ) -> dict[int, Outcome]:
         indices = list(observations)
         try:
-            noise = self._noise([jobs[index] for index in indices])
+            chosen, seen = [jobs[index] for index in indices], list(observations.values())
+            noise = self._noise(chosen)
+            guidance = self._guidance(chosen, seen)
+            more = {} if guidance is None else {"guidance": guidance}
             chunks = self.engine.infer_batch(
-                list(observations.values()), noise=noise, num_steps=jobs[indices[0]].num_steps
+                seen, noise=noise, num_steps=chosen[0].num_steps, **more
             )
             return {
-                index: self._answer(chunk, len(indices), prepared_ms)
+                index: self._answer(jobs[index], chunk, len(indices), prepared_ms)
                 for index, chunk in zip(indices, chunks, strict=True)
             }
         except (*_UNUSABLE, ValueError) as error:
@@ -128,13 +145,24 @@ class Runner:
         alone = [self._infer(jobs, {i: observations[i]}, prepared_ms) for i in indices]
         return {index: outcome for part in alone for index, outcome in part.items()}
 
-    def _answer(self, chunk: Any, batch: int, prepared_ms: float) -> Outcome:
+    def _guidance(
+        self, jobs: Sequence[Job], observations: Sequence[Observation]
+    ) -> Guidance | None:
+        if self._guide is None or self._noise_shape is None:
+            return None
+        return self._guide.batch(jobs, observations, self._noise_shape)
+
+    def _answer(self, job: Job, chunk: Any, batch: int, prepared_ms: float) -> Outcome:
         actions = self.adapter.actions(chunk.actions)
         if not np.isfinite(actions).all():
             return EngineFailureError("the policy computed actions that are not finite")
         self._noise_shape = chunk.normalized.shape
         timing = {"decode": prepared_ms, **chunk.timing_ms}
-        return Answer(actions, timing, batch, chunk.prompt)
+        answer = Answer(actions, timing, batch, chunk.prompt)
+        if self._guide is None:
+            return answer
+        guided = job.continues is not None
+        return replace(answer, normalized=chunk.normalized, units=self._guide.units, guided=guided)
 
     def _noise(self, jobs: Sequence[Job]) -> torch.Tensor | None:
         if self._noise_shape is None:

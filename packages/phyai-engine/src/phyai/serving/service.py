@@ -15,6 +15,7 @@ from phyai.client.scan import Limits
 from phyai.processing import ProcessingError
 from phyai.serving.batching import Backend
 from phyai.serving.config import ServerConfig
+from phyai.serving.continuation import Chunk, Continuation
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError, RequestError
 from phyai.serving.logs import event
 from phyai.serving.metrics import Metrics
@@ -111,7 +112,9 @@ class Service:
         seed = options.seed
         if seed is None and options.noise is None and self.recorder is not None:
             seed = secrets.randbelow(MAX_SEED)
-        job = Job(request, options.num_steps, seed, options.noise)
+        session = connection if options.session is None else options.session
+        continues = self._continuation(session, options)
+        job = Job(request, options.num_steps, seed, options.noise, continues)
         try:
             async with asyncio.timeout(self.config.request_timeout_s):
                 answer = await self.backend.submit(job)
@@ -119,36 +122,36 @@ class Service:
             raise RequestTimeoutError(
                 f"no answer within {self.config.request_timeout_s:g} s; the server is overloaded"
             ) from None
-        session = connection if options.session is None else options.session
         if self.recorder is not None:
             self.recorder.add(job, answer)
-        answer, used = self._continue(session, options, answer)
+        if continues is not None and not answer.guided:
+            joined = blend(answer.actions, continues.left.actions, continues.options)
+            answer = replace(answer, actions=joined)
+        if options.rtc is not None or options.session is not None:
+            chunk = Chunk(answer.actions, answer.normalized, answer.units)
+            self.sessions.put(session, chunk)
         self.last = LastExchange(request, answer.actions, answer.prompt)
         reply: dict[str, Any] = {
             "actions": answer.actions,
             "policy_timing": {"infer_ms": float(answer.timing_ms.get("model", 0.0))},
         }
         if options.rtc is not None:
-            reply["rtc"] = {"continued": used}
+            mode = {"mode": "guided" if answer.guided else "blended"}
+            used = continues is not None
+            reply["rtc"] = {"continued": used, **(mode if used else {})}
         return reply, dialect or Dialect.OPENPI, answer
 
-    def _continue(
-        self, session: object, options: RequestOptions, answer: Answer
-    ) -> tuple[Answer, bool]:
-        """Join the answer to the session's last chunk, and keep it as the next last one."""
+    def _continuation(self, session: object, options: RequestOptions) -> Continuation | None:
+        """Return what the request continues, None when it begins anew."""
         if options.reset:
             self.sessions.forget(session)
         if options.rtc is None:
-            if options.session is not None:
-                self.sessions.put(session, answer.actions)
-            return answer, False
-        left = options.rtc.prev
-        if left is None:
+            return None
+        if options.rtc.prev is not None:
+            left = Chunk(options.rtc.prev) if len(options.rtc.prev) else None
+        else:
             left = self.sessions.left(session, options.rtc.executed)
-        if left is not None:
-            answer = replace(answer, actions=blend(answer.actions, left, options.rtc))
-        self.sessions.put(session, answer.actions)
-        return answer, left is not None
+        return None if left is None else Continuation(left, options.rtc)
 
 
 def describe_failure(error: Exception) -> str:

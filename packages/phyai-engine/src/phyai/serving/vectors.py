@@ -86,6 +86,26 @@ def map_actions(parts: Sequence[ActionPart], actions: np.ndarray) -> np.ndarray:
     return mapped
 
 
+def unmap_actions(parts: Sequence[ActionPart], actions: np.ndarray) -> np.ndarray:
+    """Return what `map_actions` made into these actions [T, action_dim], float64.
+
+    What a threshold or a clip took away stays away, and a column with a scale of 0 becomes 0.
+
+    Raises:
+        RequestError: The actions have another number of columns than the parts.
+    """
+    _check_width("an action", sum(part.size for part in parts), actions.shape[-1])
+    model = np.zeros(actions.shape, np.float64)
+    start = 0
+    for part in parts:
+        columns = slice(start, start + part.size)
+        scale = np.broadcast_to(np.asarray(part.scale, np.float64), (part.size,))
+        values = (actions[..., columns] - np.asarray(part.offset)) / np.where(scale == 0, 1, scale)
+        model[..., columns] = np.where(scale == 0, 0.0, values)
+        start += part.size
+    return model
+
+
 def relative_mask(parts: Sequence[ActionPart]) -> tuple[bool, ...]:
     """Return which columns are offsets from the state; empty when none are."""
     mask = tuple(part.relative for part in parts for _ in range(part.size))

@@ -63,12 +63,12 @@ class Guidance:
         previous: fp32 [B, chunk, max_action_dim], the unexecuted actions as the model made them
             (normalised), from the first action of the new chunk on; zero where there is none.
         weights: fp32 [B, chunk, 1]; zero where a request or an action is not guided.
-        most: upper bound of the strength.
+        most: upper bound of the strength, one for all or fp32 [B, 1, 1].
     """
 
     previous: Tensor
     weights: Tensor
-    most: float = 10.0
+    most: float | Tensor = 10.0
 
     @classmethod
     def build(
@@ -110,12 +110,31 @@ class Guidance:
             weights[index, :, 0] = guidance_weights(chunk, delay, reach, schedule)
         return cls(padded, weights, most)
 
+    @classmethod
+    def join(cls, parts: Sequence["Guidance"]) -> "Guidance":
+        """Returns the guidance of one batch from those of its requests, each with its own bound."""
+        bounds = [
+            torch.as_tensor(part.most).float().expand(len(part.previous), 1, 1) for part in parts
+        ]
+        return cls(
+            torch.cat([part.previous for part in parts]),
+            torch.cat([part.weights for part in parts]),
+            torch.cat(bounds),
+        )
+
     def to(self, device: torch.device | str) -> "Guidance":
         """Returns the same on another device."""
-        return replace(self, previous=self.previous.to(device), weights=self.weights.to(device))
+        return replace(
+            self,
+            previous=self.previous.to(device),
+            weights=self.weights.to(device),
+            most=self.most.to(device) if isinstance(self.most, Tensor) else self.most,
+        )
 
     def correct(self, velocity: Tensor, actions: Tensor, time: float) -> Tensor:
         """Returns the guided velocity at noisy ``actions`` [B, chunk, A] and ``time``."""
         clean = actions - time * velocity
         error = (self.previous - clean) * self.weights
+        if isinstance(self.most, Tensor):
+            return velocity - self.most.clamp(max=guidance_strength(time, math.inf)) * error
         return velocity - guidance_strength(time, self.most) * error

@@ -93,12 +93,13 @@ class Lane:
         chunk = (batch, config.chunk_size, config.max_action_dim)
         self._noise, self._previous = (torch.zeros(chunk, device=device) for _ in range(2))
         self._weights = torch.zeros(batch, config.chunk_size, 1, device=device)
+        self._most = torch.zeros(batch, 1, 1, device=device)
         self._state = torch.zeros(batch, config.max_state_dim, device=device)
         self._copied = torch.cuda.Event() if pinned else None
         self._last: Staged | None = None
         self.vision_graphs: dict[int, graphs.CapturedCall] = {}
         self.prefix_graphs: dict[tuple[int, int], graphs.CapturedCall] = {}
-        self.loop_graphs: dict[tuple[int, float | None], graphs.CapturedCall] = {}
+        self.loop_graphs: dict[tuple[int, bool], graphs.CapturedCall] = {}
 
     def _fixed(self) -> list[Tensor]:
         """Splits the numbers into suffix positions, suffix table, prefix table, and the rest."""
@@ -229,7 +230,8 @@ class Lane:
         if guidance is not None:
             self._previous.copy_(guidance.previous, non_blocking=True)
             self._weights.copy_(guidance.weights, non_blocking=True)
-        return self._loop_graph(num_steps, None if guidance is None else guidance.most)()
+            self._most.copy_(torch.as_tensor(guidance.most), non_blocking=True)
+        return self._loop_graph(num_steps, guidance is not None)()
 
     def record(self, views: list[int], tokens: list[int], steps: list[int]) -> None:
         """Records the graphs of all combinations that do not exist yet."""
@@ -238,7 +240,7 @@ class Lane:
             for bucket in tokens:
                 self._prefix_graph(count, bucket)
         for number in steps:
-            self._loop_graph(number, None)
+            self._loop_graph(number, False)
 
     def recorded(self) -> int:
         """Returns the number of recorded graphs."""
@@ -284,8 +286,8 @@ class Lane:
             self.prefix_graphs[key] = self._captured(run)
         return self.prefix_graphs[key]
 
-    def _loop_graph(self, num_steps: int, most: float | None) -> graphs.CapturedCall:
-        key = (num_steps, most)
+    def _loop_graph(self, num_steps: int, guided: bool) -> graphs.CapturedCall:
+        key = (num_steps, guided)
         if key not in self.loop_graphs:
             model, config = self.model, self.model.config
             steps = model.step_modulations(num_steps)
@@ -297,7 +299,7 @@ class Lane:
             )
             place = Place(positions, model.expert_rope, self.cache, self._rows, plan)
             state = None if model.state_proj is None else self._state
-            guidance = None if most is None else Guidance(self._previous, self._weights, most)
+            guidance = Guidance(self._previous, self._weights, self._most) if guided else None
 
             def run() -> Tensor:
                 rotation = place.rope.cos_sin.index_select(0, positions)

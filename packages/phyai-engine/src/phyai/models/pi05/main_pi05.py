@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -116,6 +117,10 @@ class PI05Policy:
                 actions, normalized.numpy(), inputs.prompts, strict=True
             )
         ]
+
+    def normalize_actions(self, actions: np.ndarray, observation: Observation) -> np.ndarray:
+        """Returns robot actions [T, action_dim] as the model makes them, [T, max_action_dim]."""
+        return self.processor.normalize_actions(actions, observation)
 
     def call_sites(self) -> list[CallSite]:
         """Returns the kernel call sites of the model, in module order."""
