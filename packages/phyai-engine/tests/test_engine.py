@@ -85,6 +85,32 @@ def test_guidance_holds_the_chunk_near_the_one_before(engine):
     assert (guided - before).norm() < 0.5 * (free - before).norm()
 
 
+def test_a_family_without_guidance_says_so(engine, monkeypatch):
+    assert engine.guides
+    assert engine.describe()["guidance"] is True
+    seen = observe(engine)
+    chunk = engine.infer(seen, seed=1)
+    back = engine.normalize_actions(chunk.actions, seen)
+    varied = np.flatnonzero(np.ptp(chunk.actions, axis=0) > 1e-6)
+    assert len(varied) == 3  # one column of the statistics has no spread
+    np.testing.assert_allclose(back[:, varied], chunk.normalized[:, varied], atol=1e-5)
+
+    class Plain:
+        def infer(self, observations, *, noise, seed, num_steps):
+            return [chunk]
+
+    monkeypatch.setattr(engine, "plugin", Plain())
+    assert not engine.guides
+    assert engine.infer(seen) is chunk
+    guidance = Guidance.build([None], chunk.normalized.shape, delay=0)
+    for ask in (
+        lambda: engine.infer(seen, guidance=guidance),
+        lambda: engine.normalize_actions(chunk.actions, seen),
+    ):
+        with pytest.raises(ValueError, match="'pi05' takes no guidance; join the finished"):
+            ask()
+
+
 def test_without_a_seed_two_chunks_differ(engine):
     seen = observe(engine)
     assert not np.array_equal(engine.infer(seen).actions, engine.infer(seen).actions)

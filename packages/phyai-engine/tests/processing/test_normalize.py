@@ -158,3 +158,31 @@ def test_degenerate_statistics_are_refused_even_when_identity_is_allowed(mode, s
             searched="here",
             allow_identity_norm=True,
         )
+
+
+@pytest.mark.parametrize("system", list(NormSystem))
+@pytest.mark.parametrize("mode", MODES)
+def test_restore_is_the_way_back_of_inverse(mode, system):
+    first, second = [-2.0, 0.5, 3.0], [1.5, 0.75, 9.0]
+    if mode is NormMode.MEAN_STD:
+        second = [1e-7, 0.75, 9.0]  # the epsilon must not matter
+    normalizer = make(mode, system, **dict(zip(STATISTICS[mode], (first, second), strict=True)))
+    model = np.random.default_rng(0).normal(size=(7, 5))[:, ::-1]
+    columns = slice(1, None) if system is NormSystem.LEROBOT else slice(None)
+    found = normalizer.restore(normalizer.inverse(model))
+    np.testing.assert_allclose(found[:, columns], model[:, columns], atol=1e-5)
+    assert found.dtype == normalizer.inverse(model).dtype
+
+
+@pytest.mark.parametrize("system", list(NormSystem))
+@pytest.mark.parametrize("mode", MODES)
+def test_restore_knows_what_a_column_without_spread_was_trained_with(mode, system):
+    second = 0.0 if mode is NormMode.MEAN_STD else 0.3
+    normalizer = make(mode, system, **dict(zip(STATISTICS[mode], ([0.3], [second]), strict=True)))
+    found = normalizer.restore(np.array([[0.3], [0.3 + 1e-7], [5.0]]))
+    np.testing.assert_allclose(found, 0.0 if mode is NormMode.MEAN_STD else -1.0)
+
+
+def test_restore_of_identity_copies():
+    values = np.zeros((2, 3))
+    assert identity("action", NormSystem.OPENPI, "none").restore(values) is not values

@@ -363,3 +363,34 @@ def test_prompt_form_of_a_derived_preset_wins(lerobot, build):
     processor = PolicyProcessor.from_checkpoint(lerobot().folder, build.Shape(), preset=preset)
     assert processor.preprocess([observe(None)]).prompts == ("pick up\n",)
     assert processor.describe()["preset"] == "mine"
+
+
+def test_actions_come_back_to_the_models_numbers(processor):
+    generator = torch.Generator().manual_seed(0)
+    model = torch.randn(1, 7, processor.spec.shape.max_action_dim, generator=generator)
+    robot = processor.postprocess(model, [observe()])[0]
+    found = processor.normalize_actions(robot, observe())
+    width = robot.shape[1]
+    np.testing.assert_allclose(found[:, :width], model[0, :, :width], atol=1e-5)
+    assert found.dtype == np.float32
+    assert found.shape == model.shape[1:]
+    assert not found[:, width:].any()
+    with pytest.raises(ProcessingError, match=rf"expected \[T, action_dim={width}\]"):
+        processor.normalize_actions(robot[:, 1:], observe())
+
+
+def test_relative_actions_come_back_relative_to_another_state(lerobot, build):
+    built = lerobot()
+    preset = dataclasses.replace(get_preset("lerobot"), delta_mask=(True, False, True))
+    processor = PolicyProcessor.from_checkpoint(built.folder, build.Shape(), preset=preset)
+    generator = torch.Generator().manual_seed(0)
+    model = torch.randn(1, 7, processor.spec.shape.max_action_dim, generator=generator)
+    robot = processor.postprocess(model, [observe()])[0]
+    moved = observe(STATE + 0.5)
+    found = processor.normalize_actions(robot, moved)
+    again = processor.postprocess(torch.from_numpy(found)[None], [moved])[0]
+    np.testing.assert_allclose(again, robot, atol=1e-5)
+    np.testing.assert_allclose(found[:, 1], model[0, :, 1], atol=1e-5)
+    assert np.abs(found[:, 0] - model[0, :, 0].numpy()).min() > 1e-3
+    with pytest.raises(ProcessingError, match="no state"):
+        processor.normalize_actions(robot, observe(None))

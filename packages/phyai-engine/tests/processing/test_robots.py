@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from phyai.processing.errors import ProcessingError
-from phyai.processing.robots import RobotTransform, decode_state, encode_actions, make_mask
+from phyai.processing.robots import (
+    RobotTransform,
+    decode_actions,
+    decode_state,
+    encode_actions,
+    make_mask,
+)
 
 FLIPPED = [1, 2, 8, 9]
 
@@ -66,3 +72,12 @@ def test_without_a_robot_nothing_changes():
 def test_aloha_needs_fourteen_columns():
     with pytest.raises(ProcessingError, match=r"14 columns.*got 7"):
         decode_state(RobotTransform.ALOHA, np.zeros((1, 7)))
+
+
+@pytest.mark.parametrize("robot", list(RobotTransform))
+def test_actions_come_back_exactly(robot):
+    actions = np.random.default_rng(1).normal(size=(2, 5, 14))
+    encoded = encode_actions(robot, actions.copy())
+    before = encoded.copy()
+    np.testing.assert_allclose(decode_actions(robot, encoded), actions, atol=1e-12)
+    assert np.array_equal(encoded, before)

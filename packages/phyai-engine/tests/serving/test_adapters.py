@@ -11,7 +11,7 @@ from phyai.processing import ProcessingError
 from phyai.serving import PolicyConfig, RequestError, built_in_adapter, read_adapter
 from phyai.serving.loading import load_policy
 from phyai.serving.runner import Runner
-from phyai.serving.vectors import relative_mask
+from phyai.serving.vectors import ActionPart, relative_mask, unmap_actions
 
 from .conftest import CAMERAS, REACH, REPOSITORY, FakeEngine
 
@@ -215,3 +215,14 @@ def test_the_adapter_of_the_page_is_valid(tmp_path):
     found = read_adapter(file)
     assert [part.size for part in found.action_parts] == [6, 1]
     assert replace(found, name="x").cameras == {"front": "base_0_rgb", "hand": "left_wrist_0_rgb"}
+
+
+def test_actions_of_a_file_are_mapped_back(arm):
+    actions = np.array([[0.1, -0.2, 1.0], [1.0, 2.0, 0.0]], np.float32)
+    expected = [[0.1, 0.2, 0.0], [1.0, -2.0, 0.5]]
+    np.testing.assert_allclose(arm.engine_actions(actions), expected, rtol=1e-6)
+    np.testing.assert_allclose(arm.actions(arm.engine_actions(actions))[:, :2], actions[:, :2])
+    still = (ActionPart("x", 2, scale=(0.0, 2.0), offset=1.0),)
+    assert unmap_actions(still, np.ones((1, 2))).tolist() == [[0.0, 0.0]]
+    with pytest.raises(RequestError, match="an action has 1 columns, the adapter describes 3"):
+        arm.engine_actions(actions[:, :1])

@@ -82,7 +82,8 @@ class PolicyClient:
             num_steps: Integration steps.
             seed: Seed of the noise.
             noise: Starting point float32 [chunk, max_action_dim], instead of `seed`.
-            rtc: Real-time chunking: `executed`, `delay`, `horizon`, `schedule`, `prev`.
+            rtc: Real-time chunking: `executed`, `delay`, `horizon`, `schedule`,
+                `max_guidance_weight`, `prev`.
 
         Returns:
             The reply: `actions` [chunk, action_dim], `policy_timing`, `server_timing`.

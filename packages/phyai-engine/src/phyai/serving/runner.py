@@ -162,7 +162,9 @@ class Runner:
         if self._guide is None:
             return answer
         guided = job.continues is not None
-        return replace(answer, normalized=chunk.normalized, units=self._guide.units, guided=guided)
+        return replace(
+            answer, normalized=chunk.normalized.copy(), units=self._guide.units, guided=guided
+        )
 
     def _noise(self, jobs: Sequence[Job]) -> torch.Tensor | None:
         if self._noise_shape is None:

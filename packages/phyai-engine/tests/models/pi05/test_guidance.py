@@ -71,3 +71,21 @@ def test_mistakes_are_named():
         guidance_weights(4, -1, 2, "ones")
     with pytest.raises(ValueError, match=r"request 1 has left-over actions of shape \(7, 2\)"):
         Guidance.build([None, torch.zeros(7, 2)], (6, 5), delay=0)
+
+
+def test_joined_guidance_keeps_the_bound_of_each_request():
+    left = torch.ones(4, 3)
+    parts = [
+        Guidance.build([left], (6, 5), delay=1, most=2.0),
+        Guidance.build([None], (6, 5), delay=0),
+        Guidance.build([left, -left], (6, 5), delay=2, most=100.0),
+    ]
+    together = Guidance.join(parts).to("cpu")
+    velocity, actions = torch.randn(2, 4, 6, 5).unbind()
+    for time in (1.0, 0.7, 0.1):
+        found = together.correct(velocity, actions, time)
+        rows = (slice(0, 1), slice(1, 2), slice(2, 4))
+        for part, row in zip(parts, rows, strict=True):
+            expected = part.correct(velocity[row], actions[row], time)
+            torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found[1], velocity[1])
