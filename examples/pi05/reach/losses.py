@@ -4,14 +4,25 @@ The sampler runs packed rows against a cache; training runs a padded batch in on
 the same layers, so what is trained is what is served.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from phyai.models.pi05.decoder import LayerModulation, Projected
+from phyai.layers import RotaryEmbedding
+from phyai.models.pi05.decoder import DecoderLayer, LayerModulation, Stream, normalise
 from phyai.models.pi05.model import PI05Model
 
 BETA_CONCENTRATION = 1.5
+
+
+class Projected(NamedTuple):
+    """Queries [T, H, D], keys and values [T, Hkv, D] of packed rows, rotated."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 def sample_time(batch: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -68,23 +79,53 @@ def predict_velocity(
     all_visible = torch.cat([visible, own], dim=1)
 
     step = model.modulate(time)
-    x, y = prefix.flatten(0, 1), model.suffix_tokens(noisy, None, step)
+    x, y = Stream(prefix.flatten(0, 1)), Stream(model.suffix_tokens(noisy, None, step))
     last = len(model.language.layers) - 1
     for index, (language, expert) in enumerate(
         zip(model.language.layers, model.expert.layers, strict=True)
     ):
         modulation = _per_token(step.layers[index], chunk)
-        p = language.project(x, positions.flatten(), model.prefix_rope)
-        s = expert.project(y, suffix_positions.flatten(), model.expert_rope, modulation)
+        p, x = _project(language, x, positions.flatten(), model.prefix_rope)
+        s, y = _project(expert, y, suffix_positions.flatten(), model.expert_rope, modulation)
         joint_key = torch.cat([_batched(p.key, batch), _batched(s.key, batch)], dim=1)
         joint_value = torch.cat([_batched(p.value, batch), _batched(s.value, batch)], dim=1)
         attended = _attend(_batched(s.query, batch), joint_key, joint_value, all_visible)
-        y = expert.finish(y, attended, s.gate, modulation)
+        y = _finish(expert, y, attended, modulation)
         if index < last:
-            x = language.finish(x, _attend_prefix(p, batch, visible), p.gate)
+            x = _finish(language, x, _attend_prefix(p, batch, visible))
     final = None if step.final is None else step.final.repeat_interleave(chunk, 0)
     y = model.expert.final_norm(y, final).view(batch, chunk, -1)
     return model.action_out_proj(y.float())
+
+
+def _project(
+    layer: DecoderLayer,
+    stream: Stream,
+    positions: Tensor,
+    rope: RotaryEmbedding,
+    modulation: LayerModulation | None = None,
+) -> tuple[Projected, Stream]:
+    """Normalises packed rows, projects them and rotates queries and keys."""
+    sizes = layer.sizes
+    first = None if modulation is None else modulation.attention
+    normed, stream = normalise(layer.input_layernorm, stream, first)
+    heads = layer.qkv_proj(normed).view(normed.shape[0], -1, sizes.head_dim)
+    query, key, value = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
+    query, key = rope(positions, query, key)
+    return Projected(query, key, value), stream
+
+
+def _finish(
+    layer: DecoderLayer,
+    stream: Stream,
+    attended: Tensor,
+    modulation: LayerModulation | None = None,
+) -> Stream:
+    """Leaves the attention's output [T, H, D] behind and runs the second sublayer."""
+    second = None if modulation is None else modulation.mlp
+    stream = Stream(stream.residual, layer.o_proj(attended.flatten(1)), stream.gate)
+    normed, stream = normalise(layer.post_attention_layernorm, stream, second)
+    return Stream(stream.residual, layer.mlp(normed), stream.gate)
 
 
 def _per_token(modulation: LayerModulation | None, tokens: int) -> LayerModulation | None:

@@ -147,7 +147,16 @@ def test_frames_over_the_limit_are_not_looked_at():
         np.datetime64("2026-01-01"),
         2**64,
     ],
-    ids=repr,
+    ids=[
+        "object",
+        "set",
+        "complex",
+        "complex array",
+        "object array",
+        "structured array",
+        "datetime",
+        "huge integer",
+    ],
 )
 def test_not_written(value):
     for dialect in Dialect:
