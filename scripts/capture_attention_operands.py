@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,12 +56,10 @@ def recorded_calls() -> Iterator[list[tuple[Tensor, Tensor, Tensor]]]:
 def capture() -> dict[str, Tensor]:
     """Predict one chunk and return the tensors to store."""
     sys.path.insert(0, str(ROOT / "examples" / "pi05"))
-    from reach.demo import build_engine
-    from reach.evaluate import EngineRollout, evaluate
-
-    rollout = EngineRollout(build_engine(None))
+    demo, evaluation = (import_module(f"reach.{name}") for name in ("demo", "evaluate"))
+    rollout = evaluation.EngineRollout(demo.build_engine(None))
     with recorded_calls() as calls:
-        evaluate(rollout, episodes=1, seed=0)
+        evaluation.evaluate(rollout, episodes=1, seed=0)
     rows = max(len(query) for query, key, _ in calls if len(query) == len(key))
     layers = [call for call in calls if len(call[0]) == len(call[1]) == rows][:LAYERS]
     stacked = (torch.stack(parts).transpose(1, 2) for parts in zip(*layers, strict=True))

@@ -42,6 +42,7 @@ class MixedSignBackend:
             sums=False,
         )
         kv = operands.key_value
+        assert kv.value_multiplier is not None, "values have a scale per key"
         return _attend(
             operands.query_codes,
             operands.query_scale,
@@ -57,6 +58,7 @@ class MixedSignBackend:
         from piper_kernels.attention._preparation.dense import prepare_piper_key_value
 
         kv = prepare_piper_key_value(key, value, is_causal=is_causal, permuted=False, sums=False)
+        assert kv.value_multiplier is not None, "values have a scale per key"
         return PreparedKeyValue(
             kv.key_codes, kv.key_scale, kv.value_codes, kv.value_multiplier, None, kv.value_mean
         )
