@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-POLICY = re.compile(r"```yaml\n(schema:.*?)```", re.DOTALL)
+POLICY = re.compile(r"```yaml\n(schema: phyai\.kernel/.*?)```", re.DOTALL)
 POLICIES = [
     pytest.param(text, id=f"{page.relative_to(ROOT)}-{index}")
     for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
-    for index, text in enumerate(
-        re.findall(r"```yaml\n(schema:.*?)```", page.read_text(), re.DOTALL)
-    )
+    for index, text in enumerate(POLICY.findall(page.read_text()))
 ]
 
 
