@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from _attention_operands import Operands
+from _attention_operands import Operands, attention_quality
+from _harness import WrongResultError
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -127,6 +128,34 @@ def _sageattention(operands: Operands, is_causal: bool) -> Attention:
     query = operands.query
     key, value = repeated(operands)
     return lambda: sageattn(query, key, value, tensor_layout="HND", is_causal=is_causal)
+
+
+def check(
+    provider: Provider, operands: Operands, rows: Tensor, exact: Tensor, is_causal: bool
+) -> dict:
+    """Return the quality of some rows of a result.
+
+    Args:
+        provider: Who computes it.
+        operands: N(0, 1) operands.
+        rows: Which rows are compared.
+        exact: Their exact results ``[B, Hq, rows, D]``.
+        is_causal: Whether later keys are masked.
+
+    Raises:
+        WrongResultError: It is worse than the provider may be on N(0, 1) operands.
+    """
+    actual = provider.build(operands, is_causal)()
+    if actual.shape != operands.query.shape:
+        raise WrongResultError(f"{provider.label}: shape {tuple(actual.shape)}; not timed")
+    found = attention_quality(actual[:, :, rows], exact)
+    sqnr = found["sqnr_db"]
+    if found["nonfinite"] or (sqnr is not None and sqnr < provider.minimum_sqnr):
+        raise WrongResultError(
+            f"{provider.label}: {found['nonfinite']} values not finite, SQNR {sqnr} dB, "
+            f"at least {provider.minimum_sqnr} dB expected; not timed"
+        )
+    return found
 
 
 PROVIDERS = {

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _attention_cases import AttentionCase, SparseCase
 from _attention_phases import profile_call
 from _attention_tables import targets_table
 from _attention_targets import evaluate
 from _graph_timing import Variant, time_variants
 from _harness import device, environment
-from _report import RESULTS, say, write_json
+from _report import result_path, say, write_json
 from torch import Tensor
 
 SCHEMA = 1
@@ -86,35 +87,48 @@ def parser_of(
     return parser
 
 
-def chosen[C](options: argparse.Namespace, full: Sequence[C], quick: Sequence[C]) -> list[C]:
-    """Return the cases of a run: the small ones on the CPU."""
-    small = options.quick or device().type != "cuda"
-    texts = options.cases
-    return [
-        case
-        for case in (quick if small else full)
-        if not texts or any(text in getattr(case, "name", "") for text in texts)
-    ]
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of a run; ``quick`` on the CPU, ``complete`` if it may be stored."""
+    options = parser.parse_args(arguments)
+    options.quick = options.quick or device().type != "cuda"
+    every = set(options.providers) == set(parser.get_default("providers"))
+    options.complete = every and not options.quick and not options.cases
+    return options
 
 
-def run_cases[C](
+def chosen[C: (AttentionCase, SparseCase)](
+    options: argparse.Namespace, full: Sequence[C], quick: Sequence[C]
+) -> list[C]:
+    """Return the cases of a run.
+
+    Raises:
+        SystemExit: There are none.
+    """
+    cases, texts = quick if options.quick else full, options.cases
+    found = [case for case in cases if not texts or any(text in case.name for text in texts)]
+    if not found:
+        names = "\n".join(case.name for case in cases)
+        raise SystemExit(f"--cases: no name contains any of {texts}; the cases are\n{names}")
+    return found
+
+
+def run_cases[C: (AttentionCase, SparseCase)](
     cases: Sequence[C], measure: Callable[[C], list[dict]], show: Callable[[list[dict]], str],
     *, start: float, budget: float,
 ) -> tuple[list[dict], list[str]]:  # fmt: skip
     """Measure cases until ``budget`` seconds after ``start``; rows, and cases not started."""
     rows, late = [], []
     for case in cases:
-        name = getattr(case, "name", str(case))
         began = time.perf_counter()
         if began - start > budget:
-            late.append(name)
+            late.append(case.name)
             continue
         with torch.no_grad():
             found = measure(case)
         if device().type == "cuda":
             torch.cuda.empty_cache()
         rows += found
-        say(f"\n{name} ({time.perf_counter() - began:.1f} s)\n{show(found)}")
+        say(f"\n{case.name} ({time.perf_counter() - began:.1f} s)\n{show(found)}")
         sys.stdout.flush()
     return rows, late
 
@@ -126,15 +140,14 @@ def finish(
 
     Errors of others are shown only; an error of ``ours`` or a case that was not started fails.
     """
-    quick = options.quick or device().type != "cuda"
-    facts = environment(quick=quick, revision=options.commit)
+    facts = environment(quick=options.quick, revision=options.commit)
     result = {"schema": SCHEMA} | facts | result
     result["targets"] = evaluate(result["rows"])
     say("\n" + "\n".join(f"{key}: {value}" for key, value in facts.items()))
     say(f"\n{targets_table(result['targets'])}")
     path = options.json
-    if path is None and not quick and not options.cases:
-        path = RESULTS / str(facts["device"]).lower().replace(" ", "-") / f"{name}.json"
+    if path is None and options.complete:
+        path = result_path(facts, name)
     if path is not None:
         write_json(path, json.loads(json.dumps(result)))
     failed = []

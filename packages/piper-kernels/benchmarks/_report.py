@@ -59,6 +59,11 @@ def write_json(path: Path, result: dict) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
+def result_path(facts: dict, name: str, folder: Path = RESULTS) -> Path:
+    """Return where the result of a benchmark on a device goes."""
+    return folder / str(facts["device"]).lower().replace(" ", "-") / f"{name}.json"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; floats show two decimals, ``None`` an en dash."""
 

@@ -18,54 +18,32 @@ import torch
 from _attention_cases import DENSE, FULL, QUICK, AttentionCase
 from _attention_operands import (
     KINDS,
-    Operands,
     attention_quality,
     captured_operands,
     checked_rows,
     exact_rows,
     random_operands,
 )
-from _attention_providers import PROVIDERS, Provider, flashinfer_module
+from _attention_providers import PROVIDERS, Provider, check, flashinfer_module
 from _attention_run import (
     SETS,
     chosen,
     compile_in_threads,
     finish,
+    parse,
     parser_of,
     run_cases,
     time_rows,
 )
 from _attention_tables import attention_table, quality_table
-from _harness import WrongResultError, device
+from _harness import device
 from _report import say
-from torch import Tensor
 
 QUALITY_ROWS, QUICK_QUALITY_ROWS = 4096, 130
 BUDGET = 45
 # Cases whose kernels are those of all.
 COMPILED = tuple(case for case in FULL if case.rows == FULL[0].rows or case.heads != case.kv_heads)
 QUALITY_HEADS, QUICK_QUALITY_HEADS = 8, 2
-
-
-def check(
-    provider: Provider, operands: Operands, rows: Tensor, exact: Tensor, is_causal: bool
-) -> dict:
-    """Return the quality of some rows of a result.
-
-    Raises:
-        WrongResultError: It is worse than the provider may be on N(0, 1) operands.
-    """
-    actual = provider.build(operands, is_causal)()
-    if actual.shape != operands.query.shape:
-        raise WrongResultError(f"{provider.label}: shape {tuple(actual.shape)}; not timed")
-    found = attention_quality(actual[:, :, rows], exact)
-    sqnr = found["sqnr_db"]
-    if found["nonfinite"] or (sqnr is not None and sqnr < provider.minimum_sqnr):
-        raise WrongResultError(
-            f"{provider.label}: {found['nonfinite']} values not finite, SQNR {sqnr} dB, "
-            f"at least {provider.minimum_sqnr} dB expected; not timed"
-        )
-    return found
 
 
 def measure(case: AttentionCase, names: Sequence[str]) -> list[dict]:
@@ -151,17 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--build-flashinfer", action="store_true", help="let FlashInfer build, for some minutes"
     )
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments)
     if options.build_flashinfer:
         for head_dim in (64, 128):
             flashinfer_module(head_dim).build_and_load()
-    quick = options.quick or device().type != "cuda"
-    if not quick and not options.cases:
+    if not options.quick and not options.cases:
         compile_in_threads(list(calls_to_compile()))
     quality: list[dict] = []
     if not options.cases:
         with torch.no_grad():
-            quality = measure_quality(options.providers, quick=quick)
+            quality = measure_quality(options.providers, quick=options.quick)
         say(quality_table(quality))
     rows, late = run_cases(
         chosen(options, FULL, QUICK),

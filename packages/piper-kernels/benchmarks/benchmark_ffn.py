@@ -26,7 +26,7 @@ from _graph_timing import Variant, time_variants
 from _harness import WrongResultError, device, environment, kernel_names
 from _linear_tables import number
 from _quality import quality
-from _report import RESULTS, say, table, write_json
+from _report import result_path, say, table, write_json
 from torch import Tensor, nn
 
 from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
@@ -212,8 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
     path = options.json
     if path is None and not quick and len(options.providers) == len(LABELS):
-        folder = RESULTS / str(facts["device"]).lower().replace(" ", "-")
-        path = folder / ("block.json" if options.block else "ffn.json")
+        path = result_path(facts, "block" if options.block else "ffn")
     start, rows, late = time.perf_counter(), [], [case.name for case in cases]
     for case in cases:
         if time.perf_counter() - start > options.budget:

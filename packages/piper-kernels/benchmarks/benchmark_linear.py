@@ -27,7 +27,7 @@ from _linear_providers import PROVIDERS, Operator, Provider
 from _linear_tables import linear_table, targets_table
 from _linear_targets import evaluate
 from _quality import quality
-from _report import RESULTS, say, write_json
+from _report import result_path, say, write_json
 from torch import Tensor
 from torch.nn import functional
 
@@ -237,14 +237,6 @@ def run(
     return rows, left
 
 
-def result_path(options: argparse.Namespace, facts: dict, *, quick: bool) -> Path | None:
-    """Return where the result of a run goes: the committed file only for all cases on a GPU."""
-    complete = not options.cases and len(options.providers) == len(PROVIDERS)
-    if options.json is not None or quick or not complete:
-        return options.json
-    return RESULTS / str(facts["device"]).lower().replace(" ", "-") / "linear.json"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -263,7 +255,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     facts = environment(quick=quick, revision=options.commit)
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    path = result_path(options, facts, quick=quick)
+    path = options.json
+    if path is None and not quick and not options.cases:
+        # Committed results have all providers.
+        complete = len(options.providers) == len(PROVIDERS)
+        path = result_path(facts, "linear") if complete else None
 
     def store(rows: list[dict], left: list[str]) -> None:
         result = {"schema": SCHEMA} | facts | {"rows": rows, "not_started": left}

@@ -4,7 +4,8 @@
         [--budget SECONDS] [--json FILE] [--commit HASH]
 
 Preparation and routing are part of a total. Before it is timed, sparse attention is compared with
-exact attention along the same routes, on a short sequence of the same heads. A GPU run of all
+exact attention along the same routes, on a short sequence of the same heads, and dense attention
+with FP64 on the operands that are timed; a wrong one is not timed. A GPU run of all
 cases stores ``results/<device>/sparse_attention.json``. Without a GPU it is a dry run.
 """
 
@@ -15,19 +16,20 @@ from functools import cache, partial
 
 import torch
 from _attention_cases import FULL_SPARSE, QUICK_SPARSE, SPARSE, SparseCase
-from _attention_operands import Operands, random_operands
-from _attention_providers import PROVIDERS, Attention
+from _attention_operands import Operands, checked_rows, exact_rows, random_operands
+from _attention_providers import PROVIDERS, Attention, check
 from _attention_run import (
     SETS,
     chosen,
     compile_in_threads,
     finish,
+    parse,
     parser_of,
     run_cases,
     time_rows,
 )
 from _attention_tables import attention_table
-from _harness import WrongResultError, device, relative_error
+from _harness import WrongResultError, relative_error
 
 from piper_kernels import SparsePiperAttention
 from piper_kernels.attention.sparse_piper_attention import reference
@@ -82,6 +84,8 @@ def measure(case: SparseCase, names: Sequence[str]) -> list[dict]:
         ``tops`` (as if dense), ``kept_tops`` and ``times_cudnn``.
     """
     sets = [random_operands(case.dense, seed=seed) for seed in range(SETS)]
+    checked = checked_rows(case.rows)
+    exact = exact_rows(sets[0], checked, is_causal=False)
     found, runs = [], {}
     for name in names:
         row: dict = {"case": case.name, "provider": name, "rows": case.rows, "causal": False}
@@ -94,6 +98,7 @@ def measure(case: SparseCase, names: Sequence[str]) -> list[dict]:
                 if reason:
                     row["skipped"] = reason
                     continue
+                row |= check(provider, sets[0], checked, exact, False)
                 runs[name] = [provider.build(operands, False) for operands in sets]
             else:
                 row["relative_l2"] = check_sparse(name, case)
@@ -122,9 +127,8 @@ def calls_to_compile() -> Iterator[Callable[[], object]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, print and store; return the exit status."""
     start = time.perf_counter()
-    options = parser_of(__doc__ or "", SPARSE, BUDGET).parse_args(arguments)
-    quick = options.quick or device().type != "cuda"
-    if not quick and not options.cases:
+    options = parse(parser_of(__doc__ or "", SPARSE, BUDGET), arguments)
+    if not options.quick and not options.cases:
         compile_in_threads(list(calls_to_compile()))
     with torch.no_grad():
         rows, late = run_cases(

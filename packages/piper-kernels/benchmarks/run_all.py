@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _harness import device, environment, rows_table
-from _report import HERE, RESULTS, say, write_json
+from _report import HERE, RESULTS, result_path, say, write_json
 
 
 def benchmark_names() -> list[str]:
@@ -59,8 +59,8 @@ def run_all(
         seconds = time.perf_counter() - began
         say(f"\n{name} ({seconds:.1f} s)\n{rows_table(result['rows'])}")
         if out is not None:
-            folder = out / str(facts["device"]).lower().replace(" ", "-")
-            write_json(folder / f"{name}.json", facts | {"seconds": seconds} | result)
+            path = result_path(facts, name, out)
+            write_json(path, facts | {"seconds": seconds} | result)
     return failed
 
 

@@ -67,8 +67,32 @@ def test_no_case_starts_after_the_budget(capsys):
     assert "not started" in capsys.readouterr().out
 
 
+def test_unknown_cases_are_refused():
+    with pytest.raises(SystemExit, match=r"any of \['S999'\]; the cases are\nB1 H2 S130 D64 full"):
+        benchmark_attention.main(["--providers", "flash", "--cases", "S999", "--budget", "-1"])
+
+
+@pytest.mark.parametrize("providers", [[], ["--providers", *DENSE[1:]]])
+def test_only_runs_of_all_providers_are_stored(tmp_path, monkeypatch, providers):
+    path = tmp_path / "attention.json"
+    monkeypatch.setattr(_attention_run, "result_path", lambda _facts, _name: path)
+    parser = _attention_run.parser_of("About.", DENSE, 1)
+    monkeypatch.setattr(_attention_run, "device", lambda: torch.device("cuda"))
+    options = _attention_run.parse(parser, [*providers, "--commit", "abc"])
+    options.quick = True  # facts of this machine
+    _attention_run.finish(options, "attention", {"rows": [], "not_started": []}, [])
+    assert path.exists() == (not providers)
+
+
 @pytest.mark.parametrize("factor", [torch.nan, 1.1])
-def test_wrong_attention_is_not_timed(monkeypatch, factor):
+@pytest.mark.parametrize(
+    ("module", "case"),
+    [
+        (benchmark_attention, AttentionCase(70, 64, heads=2, kv_heads=2)),
+        (benchmark_sparse_attention, SparseCase(70, 64, 1.0, heads=2)),
+    ],
+)
+def test_wrong_attention_is_not_timed(monkeypatch, factor, module, case):
     real = PROVIDERS["piper"]
 
     def build(operands, is_causal):
@@ -76,7 +100,7 @@ def test_wrong_attention_is_not_timed(monkeypatch, factor):
         return lambda: run() * factor
 
     monkeypatch.setitem(PROVIDERS, "piper", replace(real, build=build))
-    rows = benchmark_attention.measure(AttentionCase(70, 64, heads=2, kv_heads=2), ["piper"])
+    rows = module.measure(case, ["piper"])
     assert "not timed" in rows[0]["error"]
     assert "ms" not in rows[0]
     assert "WrongResultError" in attention_table(rows)
@@ -159,6 +183,25 @@ def test_every_target_is_measured():
     assert not met["SageAttention2++ over cuDNN, D128"]
 
 
+@pytest.mark.parametrize("failing", ["piper", "cudnn"])
+def test_a_target_is_not_met_where_a_provider_fails(monkeypatch, failing):
+    """Neither by what was found before it failed nor without the baseline."""
+    case = AttentionCase(70, 64, heads=2, kv_heads=2)
+    calls = {name: [lambda: torch.zeros(1)] for name in ("piper", "cudnn")}
+
+    def fail():
+        raise RuntimeError
+
+    calls[failing] = [fail]
+    rows = [
+        {"case": case.name, "provider": name, "rows": 8192, "causal": False, "head_dim": 64}
+        for name in calls
+    ]
+    _attention_run.time_rows(rows, calls, case.operations)
+    (entry,) = evaluate(rows)
+    assert (entry["provider"], entry["found"], entry["met"]) == ("piper", None, False)
+
+
 def test_the_page_shows_the_stored_results():
-    page = attention_page.PAGE.read_text(encoding="utf-8")
-    assert attention_page.render(page) == page
+    page = attention_page.PAGE.path.read_text(encoding="utf-8")
+    assert attention_page.PAGE.render(page) == page

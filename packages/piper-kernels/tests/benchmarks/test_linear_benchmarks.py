@@ -14,6 +14,7 @@ from _linear_cases import FOUR_BIT_ALL, FULL, INT8_ALL, LinearCase
 from _linear_providers import PROVIDERS, Operator
 from _linear_tables import linear_table
 from _linear_targets import TARGETS, evaluate
+from _pages import Page
 from _quality import quality
 from _report import HERE
 
@@ -167,19 +168,32 @@ def test_rows_without_times_show_their_reason():
 
 
 def test_the_page_shows_the_stored_results():
-    page = linear_page.PAGE.read_text(encoding="utf-8")
-    assert linear_page.render(page) == page
+    page = linear_page.PAGE.path.read_text(encoding="utf-8")
+    assert linear_page.PAGE.render(page) == page
+
+
+def test_a_page_that_differs_is_found_and_written(tmp_path, capsys):
+    """``--check`` writes nothing."""
+    path = tmp_path / "page.md"
+    path.write_text(before := "<!-- part -->\nold\n<!-- end of part -->\n")
+    page = Page(path, lambda _folder: {"part": "new"})
+    assert page.main("What it does.", ["--check"]) == 1
+    assert path.read_text() == before
+    assert f"{path} differs" in capsys.readouterr().out
+    assert page.main("What it does.", []) == 0
+    assert path.read_text() == before.replace("old", "new")
+    assert page.main("What it does.", ["--check"]) == 0
 
 
 def test_the_page_is_made_from_results(tmp_path):
     folder = tmp_path
     arguments = ["--quick", "--providers", "piper_int8", "bf16", "--cases", "swiglu"]
     benchmark_linear.main([*arguments, "--json", str(folder / "linear.json")])
-    page = linear_page.PAGE.read_text(encoding="utf-8")
-    rendered = linear_page.render(page, folder)
+    page = linear_page.PAGE.path.read_text(encoding="utf-8")
+    rendered = linear_page.PAGE.render(page, folder)
     assert "### M=17 N=48 K=512 swiglu g64" in rendered
     assert "| ConvRot INT8 |" in rendered
-    assert linear_page.render(rendered, folder) == rendered
+    assert linear_page.PAGE.render(rendered, folder) == rendered
 
 
 @pytest.mark.parametrize("case", [*QUICK, FeedForwardCase("block", 9, 64, 128, 2)])
