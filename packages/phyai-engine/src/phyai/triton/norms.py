@@ -6,6 +6,9 @@ Each launcher has the contract of its reference row in ``phyai.kernels.norm``.
 # ruff: noqa: ANN001  # kernel arguments are pointers and integers
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -50,24 +53,7 @@ def _rms_kernel(
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float, *, gemma: bool = False) -> Tensor:
     """Returns the RMS norm of ``x`` [..., H] times ``weight`` [H], or 1 + weight for Gemma."""
-    rows = flat_rows(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if out.numel():
-        _rms_kernel[(rows.shape[0],)](
-            rows,
-            None,
-            weight.contiguous(),
-            out,
-            None,
-            rows.shape[1],
-            rows.stride(0),
-            0,
-            eps,
-            GEMMA=gemma,
-            ADD=False,
-            **row_block(rows.shape[1]),
-        )
-    return out
+    return _launch(_rms_kernel, x, None, (weight,), eps, GEMMA=gemma)[0]
 
 
 def rmsnorm_add(
@@ -82,25 +68,7 @@ def rmsnorm_add(
         eps: added to the mean square.
         gemma: whether to multiply by 1 + weight.
     """
-    rows, added = flat_rows(x), flat_rows(residual)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
-    if out.numel():
-        _rms_kernel[(rows.shape[0],)](
-            rows,
-            added,
-            weight.contiguous(),
-            out,
-            total,
-            rows.shape[1],
-            rows.stride(0),
-            added.stride(0),
-            eps,
-            GEMMA=gemma,
-            ADD=True,
-            **row_block(rows.shape[1]),
-        )
-    return out, total
+    return _launch(_rms_kernel, x, residual, (weight,), eps, GEMMA=gemma)
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -140,25 +108,7 @@ def _layer_kernel(
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Returns the layer norm of ``x`` [..., H]; ``bias`` [H] may be None."""
-    rows = flat_rows(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if out.numel():
-        _layer_kernel[(rows.shape[0],)](
-            rows,
-            None,
-            weight.contiguous(),
-            None if bias is None else bias.contiguous(),
-            out,
-            None,
-            rows.shape[1],
-            rows.stride(0),
-            0,
-            eps,
-            HAS_BIAS=bias is not None,
-            ADD=False,
-            **row_block(rows.shape[1]),
-        )
-    return out
+    return _launch(_layer_kernel, x, None, (weight, bias), eps, HAS_BIAS=bias is not None)[0]
 
 
 def layernorm_add(
@@ -173,23 +123,35 @@ def layernorm_add(
         bias: [H] or None.
         eps: added to the variance.
     """
-    rows, added = flat_rows(x), flat_rows(residual)
+    return _launch(_layer_kernel, x, residual, (weight, bias), eps, HAS_BIAS=bias is not None)
+
+
+def _launch(
+    kernel: Any,
+    x: Tensor,
+    residual: Tensor | None,
+    parameters: Sequence[Tensor | None],
+    eps: float,
+    **constants: bool,
+) -> tuple[Tensor, Any]:
+    """Returns the norm of ``x``, or of ``x + residual``, and that sum, None without a residual."""
+    rows = flat_rows(x)
+    added = None if residual is None else flat_rows(residual)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    total = None if added is None else torch.empty(x.shape, dtype=added.dtype, device=x.device)
     if out.numel():
-        _layer_kernel[(rows.shape[0],)](
+        kernel[(rows.shape[0],)](
             rows,
             added,
-            weight.contiguous(),
-            None if bias is None else bias.contiguous(),
+            *(None if one is None else one.contiguous() for one in parameters),
             out,
             total,
             rows.shape[1],
             rows.stride(0),
-            added.stride(0),
+            0 if added is None else added.stride(0),
             eps,
-            HAS_BIAS=bias is not None,
-            ADD=True,
+            ADD=added is not None,
+            **constants,
             **row_block(rows.shape[1]),
         )
     return out, total
