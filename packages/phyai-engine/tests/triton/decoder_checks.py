@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from phyai.kernels.attention_segments import attention_segments
 from phyai.kernels.rope import rope_append
-from phyai.runtime.segments import segment_plan, segment_row
+from phyai.runtime.segments import SegmentPlan, segment_row
 from phyai.triton import decoder, rope, segments
 from phyai.triton.decoder import Tiles
 from phyai.triton.small_gemm import small_gemm
@@ -82,14 +82,17 @@ def check_products(rows):
         assert not counters.any(), "a counter was left behind"
 
 
-def check_attention(queries, prefixes, heads, dim, *, splits_keys):
+def check_attention(queries, prefixes, heads, dim, *, splits):
     """Groups of any lengths; slots that nobody sees and rows of no group hold not-a-numbers."""
     table, row, slot = [], 1, 2
     for count, (first, second) in zip(queries, prefixes, strict=True):
         runs = [(slot, first), (slot + first + 3, second)]
         table.append(segment_row((row, count), *runs))
         row, slot = row + count, slot + first + 3 + second + 1
-    plan = segment_plan(table, DEVICE)
+    plan = SegmentPlan(
+        torch.tensor(table, dtype=torch.int32, device=DEVICE), max(queries), max(map(sum, prefixes))
+    )
+    assert segments.key_splits(plan, heads, 1) == splits
     query = normal(row + 1, heads, dim)
     keys, values = (torch.full((slot + 1, 1, 1, dim), torch.nan).to(query) for _ in range(2))
     for start, count in [(r[2 + k], r[3 + k]) for r in table for k in (0, 2)]:
@@ -97,7 +100,7 @@ def check_attention(queries, prefixes, heads, dim, *, splits_keys):
         values[start : start + count] = normal(count, 1, 1, dim)
     found = segments.attend(query, keys, values, plan, scale=dim**-0.5)
     expected = attention_segments(query, keys, values, plan, scale=dim**-0.5)
-    close(found[1:row], expected[1:row], f"attention {queries} {prefixes} {splits_keys}")
+    close(found[1:row], expected[1:row], f"attention {queries} {prefixes}")
 
 
 def check_small_products():
@@ -132,11 +135,11 @@ def main():
     check_small_products()
     for rows in (1, 50, 67):
         check_products(rows)
-    check_attention([5], [(70, 5)], 4, 64, splits_keys=True)
-    check_attention([1, 17, 3], [(1, 0), (300, 17), (128, 0)], 8, 32, splits_keys=True)
-    check_attention([9], [(0, 9)], 1, 16, splits_keys=True)
+    check_attention([5], [(70, 5)], 4, 64, splits=2)
+    check_attention([1, 17, 3], [(1, 0), (300, 17), (128, 0)], 8, 32, splits=5)
+    check_attention([9], [(0, 9)], 1, 16, splits=1)
     count = segments.BLOCK_M * 64 + 5
-    check_attention([count], [(33, 0)], 1, 16, splits_keys=False)
+    check_attention([count], [(70, 0)], 1, 16, splits=1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Which cache slots each request sees, as two runs whose lengths lie on the device."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 FIELDS = 6
@@ -44,18 +42,3 @@ def segment_row(queries: tuple[int, int], *runs: tuple[int, int]) -> list[int]:
     if numbers[3] + numbers[5] == 0:
         raise ValueError(f"the group with query rows {queries} has no keys to attend to")
     return numbers
-
-
-def segment_plan(
-    rows: Sequence[Sequence[int]], device: torch.device | str, table: Tensor | None = None
-) -> SegmentPlan:
-    """Builds a plan from rows made by `segment_row`.
-
-    Args:
-        rows: one per group.
-        device: where the table goes.
-        table: int32 [groups, 6] to use instead; it must hold these numbers when kernels run.
-    """
-    if table is None:
-        table = torch.tensor([list(row) for row in rows], dtype=torch.int32, device=device)
-    return SegmentPlan(table, max(row[1] for row in rows), max(row[3] + row[5] for row in rows))

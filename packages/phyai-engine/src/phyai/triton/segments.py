@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 """Keys of one program where a few query rows leave most of the device idle."""
+ENOUGH = 64
+"""Programs from which on the keys stay whole."""
 BLOCK_M, BLOCK_N, MERGED_ROWS = 64, 64, 1
 
 
@@ -122,6 +124,13 @@ def _merge_kernel(
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=rows[:, None])
 
 
+def key_splits(plan: "SegmentPlan", heads: int, kv_heads: int) -> int:
+    """Returns how many chunks the keys are cut into; one where the query rows fill the device."""
+    tiles = triton.cdiv(plan.most_rows * (heads // kv_heads), BLOCK_M)
+    programs = tiles * plan.table.shape[0] * kv_heads
+    return triton.cdiv(plan.most_keys, CHUNK) if programs < ENOUGH else 1
+
+
 def attend(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: "SegmentPlan", *, scale: float
 ) -> Tensor:
@@ -145,43 +154,19 @@ def attend(
         return out
     groups, group = plan.table.shape[0], heads // kv_heads
     tiles = triton.cdiv(plan.most_rows * group, BLOCK_M)
-    splits = 1
-    if tiles * groups * kv_heads < 64:
-        splits = triton.cdiv(plan.most_keys, CHUNK)
+    splits = key_splits(plan, heads, kv_heads)
     partial, lse = out, out
     if splits > 1:
         partial = torch.empty((splits, *query.shape), dtype=query.dtype, device=query.device)
         lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=query.device)
     _attend_kernel[(tiles, splits, groups * kv_heads)](
-        query,
-        key_pages,
-        value_pages,
-        plan.table,
-        out,
-        partial,
-        lse,
-        rows * heads,
-        scale,
-        GROUP=group,
-        KV_HEADS=kv_heads,
-        DIM=dim,
-        CHUNK=CHUNK,
-        SPLITS=splits,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        WIDE=wide_products(),
-        num_warps=4,
-        num_stages=1 if splits > 1 else 2,
-    )
+        query, key_pages, value_pages, plan.table, out, partial, lse, rows * heads, scale,
+        GROUP=group, KV_HEADS=kv_heads, DIM=dim, CHUNK=CHUNK, SPLITS=splits,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, WIDE=wide_products(),
+        num_warps=4, num_stages=1 if splits > 1 else 2,
+    )  # fmt: skip
     if splits > 1:
         _merge_kernel[(triton.cdiv(rows * heads, MERGED_ROWS),)](
-            partial,
-            lse,
-            out,
-            rows * heads,
-            DIM=dim,
-            SPLITS=splits,
-            ROWS=MERGED_ROWS,
-            num_warps=4,
+            partial, lse, out, rows * heads, DIM=dim, SPLITS=splits, ROWS=MERGED_ROWS, num_warps=4
         )
     return out
