@@ -12,7 +12,7 @@ from phyai.runtime.graphs import CapturedLoop
 def recorded_on_cpu(monkeypatch):
     """Lets a graph be a function that writes its result to the buffer of the recording."""
 
-    def record(function, device):
+    def record(function, device, pool):
         output = function()
         return output, lambda: output.copy_(function())
 

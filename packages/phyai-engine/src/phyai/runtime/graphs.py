@@ -10,16 +10,46 @@ from phyai.dispatch.call import kernel_mode_scope
 from phyai.dispatch.types import KernelMode
 
 
-class CapturedLoop:
-    """A function of tensors, recorded as one CUDA graph when it is built.
+class CapturedCall:
+    """A function that reads and writes buffers of its own, recorded as one CUDA graph.
 
     Before it is recorded, the function runs once eagerly and once in capture mode, on a side
     stream: rows are then chosen and prepared, their kernels compiled, attention planned and tuned
     choices measured. While it is recorded only rows that may be captured are chosen.
 
-    The function must launch the same kernels whatever its inputs hold, and may not read them on the
-    host. What else it reads (weights, caches, plans) must stay in place; it is kept alive by the
-    function. Calls must not overlap: they share the graph's buffers.
+    The function must launch the same kernels whatever the buffers hold, and may not read them on
+    the host. Callers write the buffers that it reads before a replay, and read the recorded output
+    after it, both on the stream of the replay. What else it reads (weights, caches, plans) must
+    stay in place; it is kept alive by the function.
+
+    Args:
+        function: returns one tensor.
+        device: CUDA device.
+        pool: memory that graphs share which never run at the same time; a fresh one if None.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, function: Callable[[], Tensor], device: torch.device, pool: Any = None
+    ) -> None:
+        self._function = function
+        for mode in (KernelMode.EAGER, KernelMode.CAPTURE):
+            with kernel_mode_scope(mode):
+                _run_on_side_stream(function, device)
+        with kernel_mode_scope(KernelMode.CAPTURE):
+            self._output, self._replay = _record(function, device, pool)
+
+    def __call__(self) -> Tensor:
+        """Replays the graph on the current stream and returns its output buffer."""
+        self._replay()
+        return self._output
+
+
+class CapturedLoop:
+    """A function of tensors, recorded as one CUDA graph when it is built; see `CapturedCall`.
+
+    Inputs are copied into buffers of the graph and the result out of it. Calls must not overlap:
+    they share these buffers.
 
     Args:
         function: maps the inputs to one tensor.
@@ -32,16 +62,8 @@ class CapturedLoop:
     @torch.inference_mode()
     def __init__(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
         device = _cuda_device(inputs)
-        self._function = function
-        self._inputs = tuple(tensor.clone() for tensor in inputs)
-        for mode in (KernelMode.EAGER, KernelMode.CAPTURE):
-            with kernel_mode_scope(mode):
-                _run_on_side_stream(self._run, device)
-        with kernel_mode_scope(KernelMode.CAPTURE):
-            self._output, self._replay = _record(self._run, device)
-
-    def _run(self) -> Tensor:
-        return self._function(*self._inputs)
+        buffers = self._inputs = tuple(tensor.clone() for tensor in inputs)
+        self._call = CapturedCall(lambda: function(*buffers), device)
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -59,37 +81,7 @@ class CapturedLoop:
             )
         for buffer, tensor in zip(self._inputs, inputs, strict=True):
             buffer.copy_(tensor)
-        self._replay()
-        return self._output.clone()
-
-
-class CapturedCall:
-    """A function that reads and writes buffers of its own, recorded as one CUDA graph.
-
-    As `CapturedLoop`, but without copies: callers write the buffers that the function reads before
-    a replay, and read the recorded output after it, both on the stream of the replay.
-
-    Args:
-        function: returns one tensor.
-        device: CUDA device.
-        pool: memory that graphs share which never run at the same time; a fresh one if None.
-    """
-
-    @torch.inference_mode()
-    def __init__(
-        self, function: Callable[[], Tensor], device: torch.device, pool: Any = None
-    ) -> None:
-        self._function = function
-        for mode in (KernelMode.EAGER, KernelMode.CAPTURE):
-            with kernel_mode_scope(mode):
-                _run_on_side_stream(function, device)
-        with kernel_mode_scope(KernelMode.CAPTURE):
-            self.output, self._replay = _record(function, device, pool)
-
-    def __call__(self) -> Tensor:
-        """Replays the graph on the current stream and returns its output buffer."""
-        self._replay()
-        return self.output
+        return self._call().clone()
 
 
 def _listed(kinds: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
@@ -116,7 +108,7 @@ def _run_on_side_stream(function: Callable[[], Tensor], device: torch.device) ->
 
 
 def _record(
-    function: Callable[[], Tensor], device: torch.device, pool: Any = None
+    function: Callable[[], Tensor], device: torch.device, pool: Any
 ) -> tuple[Tensor, Callable[[], None]]:
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on using the device.

@@ -9,7 +9,7 @@ from phyai.runtime import graphs
 
 @pytest.fixture(autouse=True)
 def _recorded_on_cpu(monkeypatch):
-    def record(function, device):
+    def record(function, device, pool):
         output = function()
         return output, lambda: output.copy_(function())
 
