@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.layers import RotaryEmbedding
-from phyai.models.pi05.decoder import DecoderLayer, LayerModulation, Stream, normalise
+from phyai.models.pi05.decoder import DecoderLayer
 from phyai.models.pi05.model import PI05Model
+from phyai.models.pi05.stream import LayerModulation, Stream
 
 BETA_CONCENTRATION = 1.5
 
@@ -85,47 +86,27 @@ def predict_velocity(
         zip(model.language.layers, model.expert.layers, strict=True)
     ):
         modulation = _per_token(step.layers[index], chunk)
-        p, x = _project(language, x, positions.flatten(), model.prefix_rope)
-        s, y = _project(expert, y, suffix_positions.flatten(), model.expert_rope, modulation)
+        heads, x = language.project(x)
+        p = _rotated(language, heads, positions.flatten(), model.prefix_rope)
+        heads, y = expert.project(y, modulation)
+        s = _rotated(expert, heads, suffix_positions.flatten(), model.expert_rope)
         joint_key = torch.cat([_batched(p.key, batch), _batched(s.key, batch)], dim=1)
         joint_value = torch.cat([_batched(p.value, batch), _batched(s.value, batch)], dim=1)
         attended = _attend(_batched(s.query, batch), joint_key, joint_value, all_visible)
-        y = _finish(expert, y, attended, modulation)
+        y = expert.finish(y, attended, modulation)
         if index < last:
-            x = _finish(language, x, _attend_prefix(p, batch, visible))
+            x = language.finish(x, _attend_prefix(p, batch, visible))
     final = None if step.final is None else step.final.repeat_interleave(chunk, 0)
     y = model.expert.final_norm(y, final).view(batch, chunk, -1)
     return model.action_out_proj(y.float())
 
 
-def _project(
-    layer: DecoderLayer,
-    stream: Stream,
-    positions: Tensor,
-    rope: RotaryEmbedding,
-    modulation: LayerModulation | None = None,
-) -> tuple[Projected, Stream]:
-    """Normalises packed rows, projects them and rotates queries and keys."""
+def _rotated(
+    layer: DecoderLayer, heads: Tensor, positions: Tensor, rope: RotaryEmbedding
+) -> Projected:
     sizes = layer.sizes
-    first = None if modulation is None else modulation.attention
-    normed, stream = normalise(layer.input_layernorm, stream, first)
-    heads = layer.qkv_proj(normed).view(normed.shape[0], -1, sizes.head_dim)
     query, key, value = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
-    query, key = rope(positions, query, key)
-    return Projected(query, key, value), stream
-
-
-def _finish(
-    layer: DecoderLayer,
-    stream: Stream,
-    attended: Tensor,
-    modulation: LayerModulation | None = None,
-) -> Stream:
-    """Leaves the attention's output [T, H, D] behind and runs the second sublayer."""
-    second = None if modulation is None else modulation.mlp
-    stream = Stream(stream.residual, layer.o_proj(attended.flatten(1)), stream.gate)
-    normed, stream = normalise(layer.post_attention_layernorm, stream, second)
-    return Stream(stream.residual, layer.mlp(normed), stream.gate)
+    return Projected(*rope(positions, query, key), value)
 
 
 def _per_token(modulation: LayerModulation | None, tokens: int) -> LayerModulation | None:

@@ -26,11 +26,9 @@ def run_fused(
     """
     width, heads = decoder.sizes.width, decoder.sizes.heads
     if _KEY not in constants:
-        constants[_KEY] = shifted_products(decoder, modulations)
+        constants[_KEY] = _shifted_products(decoder, modulations)
     counters = kernels.counters_for(x.shape[0], width, x.device)
-    rotation = place.rotation
-    if rotation is None:
-        rotation = place.rope.cos_sin.index_select(0, place.positions)
+    rotation = place.angles()
     scales = [one.attention[0, :width] for one in modulations] + [final[0, :width]]
     normed = kernels.enter(x, scales[0])
     for index, layer in enumerate(decoder.layers):
@@ -50,14 +48,9 @@ def run_fused(
         )
         attended = attend(query, keys, values, place.plan, scale=layer.attention.scale)
         normed = kernels.add_product(
-            attended.flatten(1),
-            layer.o_proj.weight,
-            normed.residual,
-            attention[2 * width :],
-            mlp[:width],
-            counters,
-            kernels.OUT,
-        )
+            attended.flatten(1), layer.o_proj.weight, normed.residual,
+            attention[2 * width :], mlp[:width], counters, kernels.OUT,
+        )  # fmt: skip
         hidden = kernels.norm_gate_up(
             normed,
             layer.mlp.gate_up_proj.weight,
@@ -65,18 +58,13 @@ def run_fused(
             eps=layer.post_attention_layernorm.eps,
         )
         normed = kernels.add_product(
-            hidden,
-            layer.mlp.down_proj.weight,
-            normed.residual,
-            mlp[2 * width :],
-            scales[index + 1],
-            counters,
-            kernels.DOWN,
-        )
+            hidden, layer.mlp.down_proj.weight, normed.residual,
+            mlp[2 * width :], scales[index + 1], counters, kernels.DOWN,
+        )  # fmt: skip
     return normed.residual, None, None
 
 
-def shifted_products(decoder: Any, modulations: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+def _shifted_products(decoder: Any, modulations: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
     """Returns, for each layer, both norms' shifts times the weights behind them, in fp32."""
     width = decoder.sizes.width
     return [

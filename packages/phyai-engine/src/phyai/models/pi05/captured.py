@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from phyai.models.pi05.decoder import Place
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.prefix import PrefixLayout
+from phyai.models.pi05.stream import Place
 from phyai.runtime.graphs import CapturedLoop
 from phyai.runtime.paged import PagedKVCache
 

@@ -1,7 +1,6 @@
 """The Gemma decoder bodies of the language model and of the action expert."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -15,56 +14,11 @@ from phyai.layers import (
     Linear,
     PagedAttention,
     RMSNorm,
-    RotaryEmbedding,
 )
 from phyai.models.pi05.sizes import DecoderSizes
+from phyai.models.pi05.stream import LayerModulation, Place, Stream, normalise
 from phyai.models.pi05.tail import KeyValueLayer
-from phyai.runtime.paged import PagedKVCache, PagedPlan
 from phyai.runtime.segments import SegmentPlan
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where packed rows stand: their positions, and the cache they write and read.
-
-    Attributes:
-        positions: integer [T].
-        rope: rotation of queries and keys.
-        cache: keys and values of all layers.
-        first_slot: slot of the first row's key; the others follow.
-        plan: which slots each row sees.
-        rotation: fp32 [T, head_dim], the rope's row at each position, if it is at hand.
-    """
-
-    positions: Tensor
-    rope: RotaryEmbedding
-    cache: PagedKVCache
-    first_slot: int
-    plan: PagedPlan | SegmentPlan
-    rotation: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The residual between two sublayers; adding to it is left to the norm that reads it.
-
-    Attributes:
-        residual: [T, width].
-        update: [T, width], what the last sublayer adds; None if nothing is left to add.
-        gate: [1 or T, width] that multiplies the update; None is one.
-    """
-
-    residual: Tensor
-    update: Tensor | None = None
-    gate: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class LayerModulation:
-    """``(scale, shift, gate)`` [1 or T, 3 * width] for the two norms of one layer."""
-
-    attention: Tensor
-    mlp: Tensor
 
 
 class DecoderLayer(nn.Module):
@@ -146,41 +100,33 @@ class DecoderLayer(nn.Module):
         self, stream: Stream, place: Place, modulation: LayerModulation | None = None
     ) -> Stream:
         """Runs the layer on packed rows and stores their keys and values."""
-        sizes = self.sizes
-        first, second = (
-            (None, None) if modulation is None else (modulation.attention, modulation.mlp)
-        )
-        normed, stream = normalise(self.input_layernorm, stream, first)
-        heads = self.qkv_proj(normed).view(normed.shape[0], -1, sizes.head_dim)
+        heads, stream = self.project(stream, modulation)
         keys, values = place.cache.pages(self.attention.layer)
         query = place.rope.append(place.positions, heads, keys, values, place.first_slot)
         attended = self.attention(query, place.cache, place.plan)
+        return self.finish(stream, attended, modulation)
+
+    def project(
+        self, stream: Stream, modulation: LayerModulation | None = None
+    ) -> tuple[Tensor, Stream]:
+        """Runs the layer up to its attention.
+
+        Returns:
+            Queries, keys and values [T, heads + 2 * kv_heads, head_dim], not rotated, and the
+            stream that `finish` takes.
+        """
+        first = None if modulation is None else modulation.attention
+        normed, stream = normalise(self.input_layernorm, stream, first)
+        return self.qkv_proj(normed).view(normed.shape[0], -1, self.sizes.head_dim), stream
+
+    def finish(
+        self, stream: Stream, attended: Tensor, modulation: LayerModulation | None = None
+    ) -> Stream:
+        """Runs the layer from its attention's output [T, heads, head_dim] on."""
+        second = None if modulation is None else modulation.mlp
         stream = Stream(stream.residual, self.o_proj(attended.flatten(1)), stream.gate)
         normed, stream = normalise(self.post_attention_layernorm, stream, second)
         return Stream(stream.residual, self.mlp(normed), stream.gate)
-
-
-def normalise(
-    norm: RMSNorm | AdaRMSNorm, stream: Stream, modulation: Tensor | None
-) -> tuple[Tensor, Stream]:
-    """Adds what the stream has pending and normalises the sum.
-
-    Returns:
-        The norm's output, and the stream with nothing pending and the gate of the next update.
-    """
-    x, update = stream.residual, stream.update
-    if isinstance(norm, RMSNorm):
-        if update is None:
-            return norm(x), Stream(x)
-        normed, x = norm.add(update, x)
-        return normed, Stream(x)
-    assert modulation is not None, "adaptive norms need a modulation"
-    if update is None:
-        normed, gate = norm(x, modulation)
-    else:
-        assert stream.gate is not None, "adaptive norms have a gate"
-        normed, x, gate = norm.add(update, x, stream.gate, modulation)
-    return normed, Stream(x, None, gate)
 
 
 def _norm(

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.models.pi05.decoder import Place
 from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.prefix import PrefixLayout, plan_prefix
+from phyai.models.pi05.stream import Place
 from phyai.processing.inputs import ModelInputs
 from phyai.runtime import graphs
 from phyai.runtime.paged import PagedKVCache
@@ -302,8 +302,7 @@ class Lane:
             guidance = Guidance(self._previous, self._weights, self._most) if guided else None
 
             def run() -> Tensor:
-                rotation = place.rope.cos_sin.index_select(0, positions)
-                here = replace(place, rotation=rotation)
+                here = replace(place, rotation=place.angles())
                 return model.integrate(self._noise, state, steps, here, guidance)
 
             self.loop_graphs[key] = self._captured(run)

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from phyai.layers import Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
-from phyai.models.pi05.decoder import Decoder, Place
+from phyai.models.pi05.decoder import Decoder
 from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.heads import ActionTime, TimeCondition, head, time_embedding
 from phyai.models.pi05.modulation import StepModulation
 from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix
 from phyai.models.pi05.savings import Savings
+from phyai.models.pi05.stream import Place
 from phyai.models.pi05.vision import VisionTower
 from phyai.processing.inputs import ModelInputs
 from phyai.runtime.paged import PagedKVCache, PagedPlan

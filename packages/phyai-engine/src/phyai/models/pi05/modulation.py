@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phyai.models.pi05.decoder import LayerModulation
+from phyai.models.pi05.stream import LayerModulation
 
 
 @dataclass(frozen=True)
