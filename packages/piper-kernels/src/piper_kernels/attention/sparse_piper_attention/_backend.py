@@ -67,7 +67,7 @@ BACKENDS: tuple[SparseAttentionBackend, ...] = (
     HopperBackend(),
     MixedSignBackend(),
     PortableBackend(),
-)  # the fastest first
+)  # in order of preference
 
 
 def select_backend(device: torch.device, head_dim: int) -> SparseAttentionBackend:

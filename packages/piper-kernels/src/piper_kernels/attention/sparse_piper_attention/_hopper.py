@@ -8,10 +8,10 @@ from torch import Tensor
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionRequest
 from piper_kernels.attention._hopper import hopper_support
+from piper_kernels.attention.sparse_piper_attention import _native
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK, block_count
 from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest, RoutingSummaries
-from piper_kernels.attention.sparse_piper_attention.reference import needs_routing
 
 if TYPE_CHECKING:
     from piper_kernels.attention._sm90_kernels.routed_launch import Routes
@@ -36,20 +36,10 @@ class HopperBackend:
         block_lengths: Tensor | None,
     ) -> Tensor:
         """Return the attention of floating operands."""
-        from piper_kernels.attention._preparation.sparse import prepare_sparse
         from piper_kernels.attention._sm90_kernels.routed_launch import attend, tile_sums
 
         rows = query.shape[1]
-        mode = request.mode if needs_routing(request, block_count(rows)) else None
-        operands, summaries = prepare_sparse(
-            query,
-            key,
-            value,
-            scale=scale,
-            mode=mode,
-            block_lengths=block_lengths,
-            permuted=False,
-        )
+        operands, summaries = _native.prepare(query, key, value, request, scale, block_lengths)
         routes = _routes(request, summaries, block_count(rows))
         sums = tile_sums(operands.value)
         return attend(operands, sums, routes, rows, block_lengths, query.dtype)
@@ -93,18 +83,7 @@ class HopperBackend:
 
 
 def _routes(request: RoutingRequest, summaries: RoutingSummaries | None, blocks: int) -> "Routes":
-    """Return the routes of the leading query blocks of ``blocks``.
-
-    Where every block is kept there are none: a query block without a route attends to the same
-    tiles in the same order.
-    """
-    from piper_kernels.attention._preparation.routes import route_table, select_routes
     from piper_kernels.attention._sm90_kernels.routed_launch import Routes
 
-    if summaries is None or not needs_routing(request, blocks):
-        return Routes(None, None, request.sparse_key_blocks)
-    layout = request.layout
-    table = route_table(layout, summaries.query.device)
-    routed = request.routed_blocks(blocks)
-    routes = select_routes(summaries, request.mode, layout, routed, table)
-    return Routes(routes, table, layout.blocks)
+    routes, table = _native.route(request, summaries, blocks)
+    return Routes(routes, table, request.sparse_key_blocks)

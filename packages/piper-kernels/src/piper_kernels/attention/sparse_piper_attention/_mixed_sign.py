@@ -8,10 +8,10 @@ from torch import Tensor
 from piper_kernels._triton.runtime import triton_is_installed
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._mixed_sign.plan import AttentionPlan, sparse_plan
-from piper_kernels.attention.sparse_piper_attention._blocks import block_count
+from piper_kernels.attention.sparse_piper_attention import _native
+from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK
 from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingRequest, RoutingSummaries
-from piper_kernels.attention.sparse_piper_attention.reference import needs_routing
 
 
 class MixedSignBackend:
@@ -37,18 +37,8 @@ class MixedSignBackend:
         block_lengths: Tensor | None,
     ) -> Tensor:
         """Return the attention of floating operands."""
-        from piper_kernels.attention._preparation.sparse import prepare_sparse
-
+        operands, summaries = _native.prepare(query, key, value, request, scale, block_lengths)
         rows = query.shape[1]
-        operands, summaries = prepare_sparse(
-            query,
-            key,
-            value,
-            scale=scale,
-            mode=request.mode if needs_routing(request, block_count(rows)) else None,
-            block_lengths=block_lengths,
-            permuted=False,
-        )
         return _attend(operands, summaries, request, rows, block_lengths, query.dtype)
 
     def attention_from_quantized(
@@ -91,15 +81,9 @@ def _attend(
 ) -> Tensor:
     """Route where blocks are left out; without routes all blocks are visited in order."""
     from piper_kernels.attention._mixed_sign._launch import attend_sparse
-    from piper_kernels.attention._preparation.routes import route_table, select_routes
 
     device = operands.query.device
-    blocks = operands.query.shape[2] // 64
-    routes = table = None
-    if summaries is not None and needs_routing(request, blocks):
-        table = route_table(request.layout, device)
-        routed = request.routed_blocks(blocks)
-        routes = select_routes(summaries, request.mode, request.layout, routed, table)
+    routes, table = _native.route(request, summaries, operands.query.shape[2] // BLOCK)
     return attend_sparse(
         operands,
         request,
