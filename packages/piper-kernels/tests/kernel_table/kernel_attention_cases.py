@@ -2,7 +2,8 @@
 
 from kernel_case import ALL, KernelCase, precision
 
-from piper_kernels.attention._preparation._launch import Summary, Values
+from piper_kernels.attention._preparation._launch import Values
+from piper_kernels.attention._preparation._statistics import Summary
 from piper_kernels.attention._quantization import Granularity
 
 E4M3_TARGETS = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx1200", "gfx1201")

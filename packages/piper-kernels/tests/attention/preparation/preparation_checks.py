@@ -4,11 +4,12 @@ Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on
 """
 
 import sys
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 
-from piper_kernels.attention._preparation import _launch, dense, routes, sparse
+from piper_kernels.attention._preparation import _launch, _statistics, dense, routes, sparse
 from piper_kernels.attention._quantization import Granularity
 from piper_kernels.attention.piper_attention import prepared
 from piper_kernels.attention.sage_attention_2pp import reference as sage
@@ -172,17 +173,14 @@ def check_tile_scales() -> None:
 
 def check_long_chunks() -> None:
     """Let programs handle several tiles, as they do where heads and rows are many."""
-    sizes = ("_PARTIAL_PROGRAMS", "_QUANTIZE_PROGRAMS", "_SUMMARY_PROGRAMS")
-    before = {name: getattr(_launch, name) for name in sizes}
-    try:
-        for name in sizes:
-            setattr(_launch, name, 1)
+    with (
+        patch.object(_statistics, "_PARTIAL_PROGRAMS", 1),
+        patch.object(_statistics, "_SUMMARY_PROGRAMS", 1),
+        patch.object(_launch, "_QUANTIZE_PROGRAMS", 1),
+    ):
         check_piper(*operands(64, 577, 64, BRAIN), WARP, False)
         check_piper(*operands(321, 321, 128, HALF), THREAD, True)
         check_sparse()
-    finally:
-        for name, number in before.items():
-            setattr(_launch, name, number)
 
 
 def check_parts() -> None:

@@ -1,4 +1,4 @@
-"""Launches of the preparation kernels: means, then one launch that quantizes everything."""
+"""The launch that quantizes queries, keys and values."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
@@ -10,24 +10,16 @@ from torch import Tensor
 
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import accelerator_target
-from piper_kernels.attention._preparation._mean_kernels import finish_kernel, partial_kernel
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
-from piper_kernels.attention._preparation._summary_kernels import summary_kernel
+from piper_kernels.attention._preparation._statistics import (
+    MOST_CHUNK_TILES,
+    TILE,
+    Statistics,
+    tiles_of,
+)
 from piper_kernels.attention._quantization import Granularity, RowGroups
 
-TILE = 64
-# Programs that fill a device a few times; longer loops make fewer partial results.
-_PARTIAL_PROGRAMS, _QUANTIZE_PROGRAMS = 512, 2048
-_SUMMARY_PROGRAMS, _SUMMARY_ELEMENTS = 8192, 512
-_MOST_CHUNK_TILES = 8
-_FINISH_CHUNKS = 16
-
-
-class Summary(IntEnum):
-    """How blocks of raw queries and keys are summarized for routing."""
-
-    MINMAX = 1
-    MEAN = 2
+_QUANTIZE_PROGRAMS = 2048  # fill a device a few times
 
 
 class Values(IntEnum):
@@ -37,130 +29,6 @@ class Values(IntEnum):
     CENTERED = 1
     PER_TILE = 2
     E4M3 = 3
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Results of the pass over keys and values before they are quantized.
-
-    Attributes:
-        key: FP32 ``[B, Hkv, D]``, means of keys.
-        value: FP32 ``[B, Hkv, D]``: means of values or, for E4M3, their scales; empty if they
-            were left out.
-        rotated: FP32 ``[B, Hkv, D]``, the rotated means of keys times ``sqrt(D)``.
-    """
-
-    key: Tensor
-    value: Tensor
-    rotated: Tensor
-
-
-def tiles_of(rows: int) -> int:
-    """Return the tiles of 64 that ``rows`` rows occupy."""
-    return -(-rows // TILE)
-
-
-@dataclass(frozen=True)
-class Summaries:
-    """FP32 routing summaries of blocks of 64 rows, ``[B, H, tiles, D]``.
-
-    Attributes:
-        query: Maximum plus minimum, or mean.
-        key: Maximum, or mean.
-        aux: Minimum of keys; no tiles with means.
-    """
-
-    query: Tensor
-    key: Tensor
-    aux: Tensor
-
-
-def statistics(
-    key: Tensor, value: Tensor | None, lengths: Tensor | None, *, value_scales: bool = False
-) -> Statistics:
-    """Reduce keys and values ``[B, H, S, D]`` over the rows that exist.
-
-    Args:
-        key: Floating, features contiguous.
-        value: The same; ``None`` leaves values out.
-        lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
-        value_scales: Whether E4M3 scales of values are needed instead of means.
-    """
-    operands = [key] if value is None else [key, value]
-    partials, chunk_tiles = _partials(key, len(operands), _PARTIAL_PROGRAMS)
-    _sum(operands, partials, lengths, chunk_tiles, value_scales)
-    return _finish(key, partials, lengths, value_scales)
-
-
-def summarized_statistics(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None, summary: Summary
-) -> tuple[Statistics, Summaries]:
-    """Do what :func:`statistics` does and summarize queries and keys ``[B, H, S, D]``."""
-    partials, chunk_tiles = _partials(key, 2, _SUMMARY_PROGRAMS)
-    floats = {"dtype": torch.float32, "device": key.device}
-    shapes = [(*x.shape[:2], tiles_of(x.shape[2]), x.shape[3]) for x in (query, key)]
-    parts = Summaries(
-        torch.empty(shapes[0], **floats),
-        torch.empty(shapes[1], **floats),
-        torch.empty(
-            shapes[1] if summary is Summary.MINMAX else (*shapes[1][:2], 0, shapes[1][3]), **floats
-        ),
-    )
-    counts = partials if lengths is None else lengths
-    for source, first in ((key, parts.key), (query, parts.query)):
-        batch, heads, rows, head_dim = source.shape
-        grid = (-(-tiles_of(rows) // chunk_tiles), batch * heads)
-        with launch_guard(key.device):
-            summary_kernel[grid](
-                source, counts, first, parts.aux, partials, rows, heads, chunk_tiles,
-                *source.stride()[:3], D=head_dim, IS_QUERY=source is query, SUMMARY=int(summary),
-                MASKED=lengths is not None, ROWS=_SUMMARY_ELEMENTS // head_dim, num_warps=1,
-            )  # fmt: skip
-    _sum([value], partials[1:], lengths, chunk_tiles, False)
-    return _finish(key, partials, lengths, False), parts
-
-
-def _partials(key: Tensor, operands: int, programs: int) -> tuple[Tensor, int]:
-    """Return partial results, empty ``[operands, B * H, chunks, D]``, and tiles of a chunk."""
-    batch, heads, rows, head_dim = key.shape
-    tiles = tiles_of(rows)
-    chunk_tiles = max(1, batch * heads * operands * tiles // programs)
-    chunk_tiles = min(chunk_tiles, _MOST_CHUNK_TILES)
-    shape = (operands, batch * heads, -(-tiles // chunk_tiles), head_dim)
-    return key.new_empty(shape, dtype=torch.float32), chunk_tiles
-
-
-def _sum(
-    operands: list[Tensor],
-    partials: Tensor,
-    lengths: Tensor | None,
-    chunk_tiles: int,
-    value_scales: bool,
-) -> None:
-    first, last = operands[0], operands[-1]
-    with launch_guard(first.device):
-        partial_kernel[(partials.shape[2], partials.shape[1], len(operands))](
-            first, last, partials if lengths is None else lengths, partials,
-            first.shape[2], chunk_tiles * TILE, first.shape[1],
-            *first.stride()[:3], *last.stride()[:3],
-            D=first.shape[3], MASKED=lengths is not None, VALUE_SCALES=value_scales,
-        )  # fmt: skip
-
-
-def _finish(
-    key: Tensor, partials: Tensor, lengths: Tensor | None, value_scales: bool
-) -> Statistics:
-    batch, heads, rows, head_dim = key.shape
-    operands, leads, chunks, _ = partials.shape
-    numbers = partials.new_empty((operands, batch, heads, head_dim))
-    rotated = partials.new_empty((batch, heads, head_dim))
-    with launch_guard(key.device):
-        finish_kernel[(leads, operands)](
-            partials, partials if lengths is None else lengths, numbers, rotated,
-            rows, chunks, tiles_of(rows), D=head_dim, MASKED=lengths is not None,
-            VALUE_SCALES=value_scales, CHUNKS=_FINISH_CHUNKS,
-        )  # fmt: skip
-    return Statistics(numbers[0], numbers[1] if operands == 2 else numbers[:0], rotated)
 
 
 @dataclass(frozen=True)
@@ -260,8 +128,7 @@ def quantize(
     some = next(x for x in (query, key, value) if x is not None)
     nothing = some.new_empty((0, 1, 0, some.shape[3]))
     query, key, value = (nothing if x is None else x for x in (query, key, value))
-    if known is None:
-        known = Statistics(*(nothing.new_empty(0, dtype=torch.float32) for _ in range(3)))
+    known = known or Statistics(*[some.new_empty(0, dtype=torch.float32)] * 3)
     parts = Quantized(
         QuantizedRows.empty(query, granularity.query),
         QuantizedRows.empty(key, granularity.key),
@@ -281,16 +148,10 @@ def quantize(
             query.shape[2], key.shape[2], query.shape[1], key.shape[1],
             query_programs, key_programs, query_chunks, max(key_chunks, 1), chunk_tiles,
             query_factor, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-            D=some.shape[3],
-            QUERY_GROUPS=_groups(granularity.query),
-            KEY_GROUPS=_groups(granularity.key),
-            VALUES=int(values),
-            PERMUTED=permuted,
-            SUMS=sums,
-            MASKED=lengths is not None,
-            HAS_QUERIES=query_programs > 0,
-            HAS_KEYS=key_programs > 0,
-            HAS_VALUES=value_programs > 0,
+            D=some.shape[3], VALUES=int(values), PERMUTED=permuted, SUMS=sums,
+            QUERY_GROUPS=_groups(granularity.query), KEY_GROUPS=_groups(granularity.key),
+            MASKED=lengths is not None, HAS_QUERIES=query_programs > 0,
+            HAS_KEYS=key_programs > 0, HAS_VALUES=value_programs > 0,
             **_options(some),
         )  # fmt: skip
     return parts
@@ -299,7 +160,7 @@ def quantize(
 def _chunk_tiles(*operands: Tensor) -> int:
     """Return the tiles of one program, even, so that a device is filled a few times."""
     work = sum(x.shape[0] * x.shape[1] * tiles_of(x.shape[2]) for x in operands)
-    return min(max(work // _QUANTIZE_PROGRAMS // 2 * 2, 2), _MOST_CHUNK_TILES)
+    return min(max(work // _QUANTIZE_PROGRAMS // 2 * 2, 2), MOST_CHUNK_TILES)
 
 
 def _options(some: Tensor) -> dict[str, object]:

@@ -14,18 +14,11 @@ import torch
 from torch import Tensor
 
 from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.attention._preparation._launch import (
-    Quantized,
-    Values,
-    quantize,
-    statistics,
-    tiles_of,
-)
+from piper_kernels.attention._preparation._launch import Quantized, Values, quantize
 from piper_kernels.attention._preparation._repack_kernels import repack_kernel
+from piper_kernels.attention._preparation._statistics import statistics, tiles_of
 from piper_kernels.attention._quantization import Granularity
-from piper_kernels.attention.piper_attention.prepared import (
-    LOG2_E,
-)
+from piper_kernels.attention.piper_attention.prepared import LOG2_E
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from piper_kernels.attention._preparation._launch import (
+from piper_kernels.attention._preparation._launch import Values, quantize
+from piper_kernels.attention._preparation._statistics import (
     Summary,
-    Values,
-    quantize,
     statistics,
     summarized_statistics,
 )
@@ -44,8 +43,7 @@ def prepare_sparse(
         known, summaries = statistics(key, value, block_lengths), None
     else:
         summary = _SUMMARIES[mode]
-        known, parts = summarized_statistics(query, key, value, block_lengths, summary)
-        summaries = RoutingSummaries(parts.query, parts.key, parts.aux)
+        known, summaries = summarized_statistics(query, key, value, block_lengths, summary)
     parts = quantize(
         query,
         key,
