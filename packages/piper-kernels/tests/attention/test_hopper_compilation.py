@@ -1,4 +1,4 @@
-"""The dense attention kernel for Hopper compiles to machine code without a GPU or spills."""
+"""The dense attention kernel for Hopper compiles without a GPU and hardly spills."""
 
 import re
 import subprocess

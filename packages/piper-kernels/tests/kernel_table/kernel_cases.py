@@ -7,6 +7,7 @@ from kernel_attention_cases import preparation_cases
 from kernel_case import CUDA, KernelCase, native, precision
 from kernel_linear_cases import fusion_cases, int8_cases, nvfp4_cases
 from kernel_mixed_sign_cases import mixed_sign_cases
+from kernel_sm90_cases import coarse_cases, sm90_cases
 
 import piper_kernels
 from piper_kernels.gguf import GGUFQuantizationType
@@ -98,19 +99,15 @@ CASES = (
     *fusion_cases(),
     *preparation_cases(),
     *mixed_sign_cases(),
+    *sm90_cases(),
+    *coarse_cases(),
 )
 
 
-# Folders of attention whose kernels are in the table; others have tests of their own.
-TABLED = ("_preparation", "_mixed_sign_kernels")
-
-
 def package_kernels() -> set[str]:
-    """Return ``module.kernel`` of the kernels outside attention and of ``TABLED``."""
+    """Return ``module.kernel`` of all kernels of the package."""
     root, found = Path(piper_kernels.__file__).parent, set()
     for path in root.rglob("*.py"):
-        if path.is_relative_to(root / "attention") and path.parent.name not in TABLED:
-            continue
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):

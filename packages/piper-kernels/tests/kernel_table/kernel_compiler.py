@@ -34,6 +34,8 @@ MULTIPLES_OF_16 = {
     "row_stride",
     "source_row_stride",
     "split_depth",
+    "stored_keys",
+    "stored_queries",
     "value_batch_stride",
     "value_head_stride",
     "value_row_stride",
