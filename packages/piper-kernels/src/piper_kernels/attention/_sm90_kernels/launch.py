@@ -31,8 +31,9 @@ class ValueScales:
             keys of a tile share their scale.
         log_max: FP32 ``[B, Hkv, Sk' / 64]``, the logarithm to base 2 of the largest scale of 64
             keys.
-        sums: int32 ``[B, Hkv, ceil(Sk' / 128), D]``, 128 times the sum of the codes of 128 keys,
-            added to the bits of the FP32 number ``1.5 * 2**23``.
+        sums: int32 ``[B, Hkv, ceil(Sk' / 128), D]``: bits of the FP32 numbers ``127 s + b`` with
+            ``s`` the sum of the codes of 128 keys and ``b`` in turn ``1.5 * 2**23`` and
+            ``-1.5 * 2**23``.
     """
 
     multiplier: Tensor | None

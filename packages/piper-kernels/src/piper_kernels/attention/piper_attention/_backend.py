@@ -66,7 +66,7 @@ class PortableBackend:
         return output.to(output_dtype)
 
 
-# In order of preference. A native backend goes in front.
+# In order of preference.
 BACKENDS: tuple[PiperAttentionBackend, ...] = (
     HopperBackend(),
     MixedSignBackend(),

@@ -73,8 +73,7 @@ class HopperBackend:
         from piper_kernels.attention._preparation.dense import PiperKeyValue, repack_value
 
         kv = operands.key_value
-        permuted = repack_value(kv.value_codes, kv.value_multiplier)
-        codes, log_max, sums = permuted
+        codes, log_max, sums = repack_value(kv.value_codes, kv.value_multiplier)
         key_value = PiperKeyValue(
             kv.key_codes, kv.key_scale, codes, kv.value_multiplier, log_max, sums, kv.value_mean
         )

@@ -25,7 +25,7 @@ class PortableBackend:
         return reference.attention(query, key, value, scale, is_causal)
 
 
-# In order of preference. A native backend goes in front.
+# In order of preference.
 BACKENDS: tuple[AttentionBackend, ...] = (
     HopperBackend(),
     Fp8Backend(),
