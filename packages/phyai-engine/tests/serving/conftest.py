@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from phyai.client import PolicyClient
 from phyai.engine import ActionChunk
 from phyai.serving import PolicyConfig, PolicyServer, ServeConfig, ServerConfig, built_in_adapter
 from phyai.serving.launch import running_server
@@ -27,12 +28,16 @@ CAMERAS = ("front", "hand", "spare")
 
 
 class FakeEngine:
-    """Its first action column is the mean of the noise, the second the first state column."""
+    """Its first action column is the mean of the noise, the second the first state column.
+
+    It computes only while `open` is set; `computing` says that a batch has begun.
+    """
 
     def __init__(self, preset="lerobot", cameras=CAMERAS, action_dim=2, state_dim=3):
         self.preset, self.cameras = preset, cameras
         self.action_dim, self.state_dim = action_dim, state_dim
-        self.seconds = 0.0
+        self.computing, self.open = threading.Event(), threading.Event()
+        self.open.set()
         self.failure: Exception | None = None
         self.batches: list[int] = []
         self.observations: list = []
@@ -58,7 +63,8 @@ class FakeEngine:
         self.batches.append(len(observations))
         self.observations += observations
         self.steps.append(num_steps)
-        time.sleep(self.seconds)
+        self.computing.set()
+        assert self.open.wait(60)
         if self.failure is not None:
             raise self.failure
         for observation in observations:
@@ -78,6 +84,13 @@ def request(state=0.0, **changes):
     picture = np.full((8, 8, 3), 7, np.uint8)
     found = {"front": picture, "observation.state": np.array([state, 0.0, 0.0], np.float32)}
     return found | {"prompt": "go"} | changes
+
+
+def wait_until(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Running:
@@ -126,6 +139,26 @@ class Running:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
+
+    @contextlib.contextmanager
+    def busy(self):
+        """The fake engine computes a request until the block ends; yields the replies to it."""
+        self.engine.computing.clear()
+        self.engine.open.clear()
+        replies = []
+
+        def ask():
+            with PolicyClient(port=self.port) as client:
+                replies.append(client.infer(request(4)))
+
+        thread = threading.Thread(target=ask)
+        try:
+            thread.start()
+            assert self.engine.computing.wait(30)
+            yield replies
+        finally:
+            self.engine.open.set()
+            thread.join(30)
 
     def metric(self, line):
         text = self.get("/metrics")[1].decode()

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from phyai.client import PolicyClient, ServerError
 from phyai.serving import PolicyConfig, ReplicaError, ReplicaPool, ServeConfig, ServerConfig
 
-from .conftest import REACH
+from .conftest import REACH, wait_until
 
 PICTURE = np.zeros((84, 84, 3), np.uint8)
 REQUEST = {
@@ -43,11 +42,8 @@ class Load:
             thread.join(60)
             assert not thread.is_alive()
 
-    def wait_for(self, count, timeout_s=30):
-        deadline = time.monotonic() + timeout_s
-        while len(self.replies) < count:
-            assert time.monotonic() < deadline, (len(self.replies), self.errors)
-            time.sleep(0.02)
+    def wait_for(self, count):
+        wait_until(lambda: len(self.replies) >= count)
 
     def _ask(self, port, number):
         with PolicyClient(port=port) as client:
@@ -60,14 +56,6 @@ class Load:
                     self.errors.append(error)
                 else:
                     self.replies.append((number, reply["actions"]))
-
-
-def wait_until(condition, timeout_s=30):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return timeout_s - (deadline - time.monotonic())
 
 
 def alive(pid):
@@ -231,7 +219,7 @@ def test_a_policy_changes_one_replica_after_the_other():
         for index, replica in enumerate(old):
             replica.drain = drain(index)
         pool._make = make
-        await pool.change(policy)
+        assert await pool.change(policy) == pool._slots[0].metadata
         assert events == [("make", 0), ("drain", 0), ("make", 1), ("drain", 1)]
         assert pool._config.policy is policy
 

@@ -4,36 +4,11 @@ import numpy as np
 import pytest
 
 from phyai.client import PolicyClient, ServerError
-from phyai.serving.continuation import Chunk, RTCOptions, Schedule
+from phyai.serving.continuation import Chunk, RTCOptions
 from phyai.serving.jobs import RequestError
-from phyai.serving.rtc import Sessions, blend, prefix_weights
+from phyai.serving.rtc import Sessions, blend
 
 from .conftest import request
-
-
-def test_weights_of_the_published_example():
-    found = prefix_weights(6, 2, 4, Schedule.LINEAR)
-    np.testing.assert_allclose(found, [1, 1, 2 / 3, 1 / 3, 0, 0])
-
-
-@pytest.mark.parametrize("length", [1, 7, 16])
-@pytest.mark.parametrize("delay", [0, 1, 5, 20])
-@pytest.mark.parametrize("horizon", [1, 5, 7, 30])
-def test_weights_against_the_definition(length, delay, horizon):
-    end = min(horizon, length)
-    start = min(delay, end)
-    count = end - start
-    line = [1 - (k + 1) / (count + 1) for k in range(count)]
-    tail = [0.0] * (length - end)
-    expected = {
-        Schedule.LINEAR: [1.0] * start + line + tail,
-        Schedule.EXP: [1.0] * start + [w * (np.e**w - 1) / (np.e - 1) for w in line] + tail,
-        Schedule.ONES: [1.0] * end + tail,
-        Schedule.ZEROS: [1.0] * start + [0.0] * (length - start),
-    }
-    for schedule, weights in expected.items():
-        found = prefix_weights(length, delay, horizon, schedule)
-        np.testing.assert_allclose(found, weights, atol=1e-12)
 
 
 def test_blend_keeps_what_is_already_decided_and_frees_the_rest():

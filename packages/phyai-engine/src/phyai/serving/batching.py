@@ -47,7 +47,6 @@ class Batcher:
         window_s: Longest wait of the first job.
         max_queue: Jobs that may wait.
         expected: Jobs that could come at most at this moment, such as open connections.
-        observe: Called with the size of every batch.
     """
 
     def __init__(
@@ -58,10 +57,9 @@ class Batcher:
         window_s: float,
         max_queue: int,
         expected: Callable[[], int] | None = None,
-        observe: Callable[[int], None] | None = None,
     ) -> None:
         self._run, self._max_batch, self._window_s = run, max_batch, window_s
-        self._max_queue, self._expected, self._observe = max_queue, expected, observe
+        self._max_queue, self._expected = max_queue, expected
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phyai-engine")
@@ -110,8 +108,6 @@ class Batcher:
                 )
             except Exception as error:
                 outcomes = [EngineFailureError(str(error))] * len(batch)
-            if self._observe is not None:
-                self._observe(len(batch))
             for waiting, outcome in zip(batch, outcomes, strict=True):
                 _settle(waiting, outcome, 1e3 * (taken - waiting.since))
 

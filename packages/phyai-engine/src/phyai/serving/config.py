@@ -152,13 +152,11 @@ def _policy(document: Document, top: Section) -> PolicyConfig:
         device, dtype = target.text("target"), target.text("params_dtype")
         if dtype is not None and dtype not in PARAMS_DTYPES:
             target.fail("params_dtype", f"{dtype!r}; allowed: {', '.join(PARAMS_DTYPES)}")
-    checkpoint = args.file("checkpoint_dir")
-    if checkpoint is None:
-        args.fail("checkpoint_dir", "'checkpoint_dir' is missing")
     adapter = top.text("adapter", "auto") or "auto"
     server = Section(document, ("server",), _SERVER) if "server" in top else None
     return PolicyConfig(
-        checkpoint=checkpoint or Path(),
+        checkpoint=args.file("checkpoint_dir")
+        or args.fail("checkpoint_dir", "'checkpoint_dir' is missing"),
         plugin=top.text("plugin", "pi05") or "pi05",
         preset=args.text("preset"),
         stats=args.file("stats"),

@@ -10,7 +10,7 @@ from phyai.client.scan import Limits
 
 _LENGTH = struct.Struct(">I")
 # Wider than what a client may send, for what the server adds.
-_LIMITS = Limits(frame_bytes=2**31, values=100_000, depth=24)
+INNER_LIMITS = Limits(frame_bytes=2**31, values=100_000, depth=24)
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
@@ -21,7 +21,7 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return unpackb(await reader.readexactly(length), _LIMITS)
+        return unpackb(await reader.readexactly(length), INNER_LIMITS)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

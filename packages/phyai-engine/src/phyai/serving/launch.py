@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from phyai.serving.batching import Backend
 from phyai.serving.config import PolicyConfig, ServeConfig
-from phyai.serving.local import load_runner_async, make_batcher
+from phyai.serving.local import load_runner, make_batcher
 from phyai.serving.logs import event
 from phyai.serving.pool import ReplicaPool
 from phyai.serving.server import PolicyServer
@@ -26,8 +26,8 @@ class Pool(Backend, Protocol):
         """Return a state for each engine."""
         ...
 
-    async def change(self, policy: PolicyConfig) -> None:
-        """Change to another policy without a pause."""
+    async def change(self, policy: PolicyConfig) -> dict[str, Any]:
+        """Change to another policy without a pause and return its metadata."""
         ...
 
 
@@ -56,7 +56,8 @@ async def running_server(
         if isinstance(pool, ReplicaPool):
             pool.on_restart = server.metrics.restarted
     else:
-        runner = await load_runner_async(config)
+        # In a thread, so that the event loop goes on.
+        runner = await asyncio.to_thread(load_runner, config)
         servers: list[PolicyServer] = []
         batcher = make_batcher(runner, config.server, lambda: servers[0].connections)
         server = PolicyServer(batcher, runner.metadata(), config.server)
@@ -85,7 +86,7 @@ async def serve_until_told(
         changes: set[asyncio.Task[None]] = set()
 
         def change() -> None:
-            task = loop.create_task(_change(server, reload))
+            task = loop.create_task(change_policy(server, reload))
             changes.add(task)
             task.add_done_callback(changes.discard)
 
@@ -93,12 +94,18 @@ async def serve_until_told(
         await stop.wait()
 
 
-async def _change(server: PolicyServer, reload: Callable[[], ServeConfig]) -> None:
+async def change_policy(server: PolicyServer, reload: Callable[[], ServeConfig]) -> None:
+    """Change the replicas to the policy of the configuration; when that fails, log why.
+
+    Args:
+        server: What `running_server` gave.
+        reload: Returns the configuration as it is now.
+    """
     pool = server.service.backend
     if not isinstance(pool, Pool):
         event("the policy is changed without a pause only with replicas", level=30)
         return
     try:
-        await pool.change(reload().policy)
+        server.describe(await pool.change(reload().policy))
     except Exception as error:
         event("the policy was not changed", level=40, error=str(error))

@@ -1,36 +1,25 @@
-"""Serving with an engine in the server's own process."""
+"""What every process that computes makes: a warm runner and its batcher."""
 
-import asyncio
 from collections.abc import Callable
 
 from phyai.serving.batching import Batcher
 from phyai.serving.config import ServeConfig, ServerConfig
-from phyai.serving.loading import LoadedPolicy, load_policy
+from phyai.serving.loading import load_policy
 from phyai.serving.logs import event
 from phyai.serving.runner import Runner
 
 
-def ready_runner(policy: LoadedPolicy, max_batch: int, device: str) -> Runner:
-    """Return a warmed-up runner.
-
-    Args:
-        policy: The engine and its adapter.
-        max_batch: Largest batch that will come; a GPU is warmed up for the powers of two up to it.
-        device: Where the engine runs.
-    """
+def load_runner(config: ServeConfig) -> Runner:
+    """Load the policy of a configuration and warm it up; a GPU for the powers of two as batches."""
+    policy = load_policy(config.policy)
     runner = Runner(policy)
-    powers = [1 << bit for bit in range(max_batch.bit_length())]
-    sizes = sorted({*powers, max_batch}) if device.startswith("cuda") else [1]
+    largest = config.server.max_batch
+    powers = [1 << bit for bit in range(largest.bit_length())]
+    on_gpu = str(policy.engine.describe()["device"]).startswith("cuda")
+    sizes = sorted({*powers, largest}) if on_gpu else [1]
     seconds = runner.warm_up(sizes)
     event("warm", seconds=round(seconds, 3), batches=sizes)
     return runner
-
-
-def load_runner(config: ServeConfig) -> Runner:
-    """Load the policy of a configuration and warm it up."""
-    policy = load_policy(config.policy)
-    device = str(policy.engine.describe()["device"])
-    return ready_runner(policy, config.server.max_batch, device)
 
 
 def make_batcher(
@@ -50,8 +39,3 @@ def make_batcher(
         max_queue=config.max_queue,
         expected=expected,
     )
-
-
-async def load_runner_async(config: ServeConfig) -> Runner:
-    """Load the policy in a thread, so that the event loop goes on."""
-    return await asyncio.to_thread(load_runner, config)

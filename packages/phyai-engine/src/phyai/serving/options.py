@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from phyai.client.policy import OPTIONS_KEY
 from phyai.serving.continuation import MAX_GUIDANCE_WEIGHT, RTCOptions, Schedule
 from phyai.serving.jobs import RequestError
 
-OPTIONS_KEY = "__options__"
 MAX_STEPS = 100
 MAX_SEED = 2**63 - 1
 MAX_SESSION_CHARACTERS = 128

@@ -5,7 +5,7 @@ import html
 import io
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -54,7 +54,9 @@ class Pages:
         state: Returns ``loading``, ``ready`` or ``draining``, and the engines' states.
     """
 
-    def __init__(self, service: Service, metadata: Mapping[str, Any], state: Any) -> None:
+    def __init__(
+        self, service: Service, metadata: Mapping[str, Any], state: Callable[[], dict[str, Any]]
+    ) -> None:
         self._service, self._metadata, self._state = service, metadata, state
 
     async def answer(self, request: Request) -> Response | None:

@@ -109,7 +109,7 @@ class ReplicaPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(slot.kill() for slot in self._slots if slot is not None))
 
-    async def change(self, policy: PolicyConfig) -> None:
+    async def change(self, policy: PolicyConfig) -> dict[str, Any]:
         """Change all replicas to another policy, one after the other, without a pause.
 
         A new replica is warm before the old one stops taking jobs, so both are in memory for a
@@ -118,10 +118,14 @@ class ReplicaPool:
         Args:
             policy: What to load.
 
+        Returns:
+            The metadata of the new policy.
+
         Raises:
             ReplicaError: The policy can not start, or what clients read in the metadata differs.
         """
         event("change of policy begins", checkpoint=str(policy.checkpoint))
+        metadata: dict[str, Any] = {}
         for index in range(len(self._slots)):
             fresh = await self._make(index, policy)
             old = self._slots[index]
@@ -130,6 +134,7 @@ class ReplicaPool:
             except ReplicaError:
                 await fresh.kill()
                 raise
+            metadata = fresh.metadata
             self._config = replace(self._config, policy=policy)
             self._slots[index] = fresh
             async with self._room:
@@ -137,6 +142,7 @@ class ReplicaPool:
             if old is not None:
                 await old.drain(self._config.server.drain_s)
         event("change of policy is done", checkpoint=str(policy.checkpoint))
+        return metadata
 
     @staticmethod
     def _check_fit(fresh: Replica, old: Replica | None) -> None:

@@ -13,9 +13,9 @@ from typing import Any, Self
 from phyai.client.errors import CodecError
 from phyai.serving.config import ServeConfig
 from phyai.serving.framing import read_message, write_message
-from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
+from phyai.serving.jobs import Answer, Job
 from phyai.serving.logs import event
-from phyai.serving.replica import config_to_json
+from phyai.serving.replica import answer_of, config_to_json
 
 _STREAM_LIMIT = 2**20
 _PROGRAM = "import sys; from phyai.serving.replica import main; sys.exit(main(sys.argv))"
@@ -119,12 +119,7 @@ class Replica:
             RequestError: The job is unusable.
             EngineFailureError: The engine failed.
         """
-        reply = await self._send({"job": job.to_wire()})
-        if (error := reply.get("error")) is not None:
-            if error["bad"]:
-                raise RequestError(error["text"])
-            raise EngineFailureError(error["text"], error["trace"])
-        return Answer.from_wire(reply["answer"], self.index)
+        return answer_of(await self._send({"job": job.to_wire()}), self.index)
 
     async def ping(self, timeout_s: float) -> bool:
         """Return whether the process answers in time."""

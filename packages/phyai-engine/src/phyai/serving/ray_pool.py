@@ -19,18 +19,17 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from phyai.client.codec import packb, unpackb
-from phyai.client.scan import Limits
 from phyai.serving.batching import Batcher
 from phyai.serving.config import PolicyConfig, ServeConfig
-from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError, RequestError
+from phyai.serving.framing import INNER_LIMITS
+from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError
 from phyai.serving.local import load_runner, make_batcher
 from phyai.serving.logs import event
 from phyai.serving.process import ReplicaError
-from phyai.serving.replica import config_from_json, config_to_json, reply_to
+from phyai.serving.replica import answer_of, config_from_json, config_to_json, reply_to
 
 APPLICATION = "phyai"
 DEPLOYMENT = "PolicyReplica"
-_LIMITS = Limits(frame_bytes=2**31, values=100_000, depth=24)
 # Ray replaces 127.0.0.1 by the address of the machine in its network.
 _LOOPBACK = "127.0.0.2"
 _ATTEMPTS = 3
@@ -58,7 +57,7 @@ class PolicyReplica:
         """Answer one job, both as bytes of the codec."""
         if self._batcher is None:
             self._batcher = make_batcher(self._runner, self._config.server, lambda: 0)
-        return packb(await reply_to(self._batcher, unpackb(frame, _LIMITS)))
+        return packb(await reply_to(self._batcher, unpackb(frame, INNER_LIMITS)))
 
 
 class RayPool:
@@ -76,7 +75,6 @@ class RayPool:
         self._waiting = 0
         self._running = 0
         self._poll: asyncio.Task[None] | None = None
-        self._metadata: dict[str, Any] = {}
 
     @property
     def waiting(self) -> int:
@@ -99,14 +97,13 @@ class RayPool:
         try:
             await asyncio.to_thread(self._connect)
             await asyncio.to_thread(self._deploy)
-            self._metadata = unpackb(await self._handle.metadata.remote(), _LIMITS)
+            metadata = await self._read_metadata()
         except (RayError, RuntimeError, ConnectionError) as error:
             await self.close()
             raise ReplicaError(f"Ray can not serve the policy: {error}") from None
-        self._metadata.pop("pid")
         await self._refresh()
         self._poll = asyncio.create_task(self._watch())
-        return self._metadata
+        return metadata
 
     async def submit(self, job: Job) -> Answer:
         """Answer one job with a replica that Ray chooses.
@@ -121,7 +118,8 @@ class RayPool:
         try:
             for _ in range(_ATTEMPTS):
                 try:
-                    return _answer(unpackb(await self._handle.infer.remote(frame), _LIMITS))
+                    reply = unpackb(await self._handle.infer.remote(frame), INNER_LIMITS)
+                    return answer_of(reply, 0)
                 except BackPressureError as error:
                     raise OverloadedError(f"the server is busy: {error}; try again later") from None
                 except RayTaskError as error:
@@ -132,8 +130,8 @@ class RayPool:
             self._waiting -= 1
         raise EngineFailureError(f"{_ATTEMPTS} replicas died while they computed this request")
 
-    async def change(self, policy: PolicyConfig) -> None:
-        """Let Ray replace the replicas one after the other.
+    async def change(self, policy: PolicyConfig) -> dict[str, Any]:
+        """Let Ray replace the replicas one after the other, and return the new metadata.
 
         Args:
             policy: What to load.
@@ -145,6 +143,7 @@ class RayPool:
         self._config = replace(self._config, policy=policy)
         await asyncio.to_thread(self._deploy)
         event("change of policy is done", checkpoint=str(policy.checkpoint))
+        return await self._read_metadata()
 
     async def close(self) -> None:
         """Take the deployment away; end Ray when it was started here."""
@@ -153,6 +152,10 @@ class RayPool:
             await asyncio.gather(self._poll, return_exceptions=True)
         if ray.is_initialized():
             await asyncio.to_thread(self._disconnect)
+
+    async def _read_metadata(self) -> dict[str, Any]:
+        found = unpackb(await self._handle.metadata.remote(), INNER_LIMITS)
+        return {name: value for name, value in found.items() if name != "pid"}
 
     def _connect(self) -> None:
         if self._address is None:
@@ -194,12 +197,3 @@ class RayPool:
         deployment = application.deployments.get(DEPLOYMENT) if application else None
         states: Mapping[str, int] = deployment.replica_states if deployment else {}
         self._running = sum(count for state, count in states.items() if str(state) == "RUNNING")
-
-
-def _answer(reply: Mapping[str, Any]) -> Answer:
-    error = reply.get("error")
-    if error is None:
-        return Answer.from_wire(reply["answer"], 0)
-    if error["bad"]:
-        raise RequestError(error["text"])
-    raise EngineFailureError(error["text"], error["trace"])

@@ -6,8 +6,6 @@ from typing import Any
 
 from phyai.dispatch.policy_yaml import Document, Path_
 
-Numbers = float | tuple[float, ...]
-
 
 class Section:
     """One map of a document, read key by key.

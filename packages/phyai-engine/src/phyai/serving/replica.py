@@ -18,7 +18,7 @@ from typing import Any
 from phyai.serving.batching import Batcher
 from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig
 from phyai.serving.framing import read_message, write_message
-from phyai.serving.jobs import EngineFailureError, Job
+from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
 from phyai.serving.local import load_runner, make_batcher
 from phyai.serving.logs import event, log_as_json
 from phyai.serving.runner import Runner
@@ -72,7 +72,7 @@ async def _compute(
         return
     # Requests gather while the engine computes; which clients could send more, the server knows.
     batcher = make_batcher(runner, config, lambda: 0)
-    write_message(writer, {"ready": runner.metadata(), "pid": os.getpid()})
+    write_message(writer, {"ready": runner.metadata()})
     tasks: set[asyncio.Task[None]] = set()
     while (message := await read_message(reader)) is not None:
         task = asyncio.create_task(_answer(batcher, writer, message))
@@ -97,3 +97,18 @@ async def reply_to(batcher: Batcher, message: Mapping[str, Any]) -> dict[str, An
     except Exception as error:
         trace = error.trace if isinstance(error, EngineFailureError) else ""
         return {"error": {"bad": is_bad_request(error), "text": str(error), "trace": trace}}
+
+
+def answer_of(reply: Mapping[str, Any], index: int) -> Answer:
+    """Return the answer of replica `index` that `reply_to` made into values of the codec.
+
+    Raises:
+        RequestError: The job is unusable.
+        EngineFailureError: The engine failed.
+    """
+    error = reply.get("error")
+    if error is None:
+        return Answer.from_wire(reply["answer"], index)
+    if error["bad"]:
+        raise RequestError(error["text"])
+    raise EngineFailureError(error["text"], error["trace"])

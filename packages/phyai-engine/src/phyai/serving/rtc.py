@@ -2,9 +2,9 @@
 
 While the server computes, the robot goes on with the last chunk. The new chunk starts at the
 moment of its observation, so its first ``delay`` actions are already decided. Up to ``horizon`` the
-weight of the last chunk falls to zero. The weights are those of real-time chunking (Black et al.,
-2025) as LeRobot computes them. Where the model can be guided they guide its flow, in the model's
-units; of other models the finished chunks are blended, in the robot's units.
+weight of the last chunk falls to zero; `phyai.models.pi05.guidance` has the formula. Where the
+model can be guided the weights guide its flow, in the model's units; of other models the finished
+chunks are blended, in the robot's units.
 """
 
 import time
@@ -13,34 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from phyai.serving.continuation import Chunk, RTCOptions, Schedule
+from phyai.models.pi05.guidance import guidance_weights
+from phyai.serving.continuation import Chunk, RTCOptions
 from phyai.serving.jobs import RequestError
-
-
-def prefix_weights(length: int, delay: int, horizon: int, schedule: Schedule) -> np.ndarray:
-    """Return the weights float64 [length] of the last chunk.
-
-    They are 1 before `delay` and 0 from `horizon` on. Between them LINEAR takes the inner points of
-    a line from 1 to 0, EXP bends that line to ``w · expm1(w) / (e - 1)``, ONES stays at 1 and ZEROS
-    is 0.
-
-    Args:
-        length: Actions of the chunk.
-        delay: First action with a weight below 1; cut to `horizon`.
-        horizon: First action with the weight 0; cut to `length`.
-        schedule: Shape in between.
-    """
-    end = min(horizon, length)
-    start = min(delay, end)
-    weights = np.zeros(length)
-    weights[:start] = 1.0
-    if schedule is Schedule.ONES:
-        weights[:end] = 1.0
-    elif schedule is not Schedule.ZEROS:
-        line = np.linspace(1.0, 0.0, end - start + 2)[1:-1]
-        bent = line * np.expm1(line) / np.expm1(1.0)
-        weights[start:end] = bent if schedule is Schedule.EXP else line
-    return weights
 
 
 def blend(actions: np.ndarray, left: np.ndarray, options: RTCOptions) -> np.ndarray:
@@ -65,9 +40,10 @@ def blend(actions: np.ndarray, left: np.ndarray, options: RTCOptions) -> np.ndar
         )
     horizon = options.end(len(actions))
     shared = min(len(left), len(actions))
-    weights = prefix_weights(shared, options.delay, min(horizon, shared), options.schedule)[:, None]
+    weights = guidance_weights(shared, options.delay, horizon, options.schedule.value)
+    kept = weights.numpy()[:, None]
     joined = actions.copy()
-    joined[:shared] = weights * left[:shared] + (1.0 - weights) * actions[:shared]
+    joined[:shared] = kept * left[:shared] + (1.0 - kept) * actions[:shared]
     return joined
 
 

@@ -65,8 +65,7 @@ class PolicyServer:
         self._recorder = recorder
         self.service = Service(backend, config, self.metrics, recorder)
         self._backend, self._engines = backend, engines
-        self._hello = packb({**metadata, "protocol_version": PROTOCOL_VERSION})
-        self._pages = Pages(self.service, metadata, self.state)
+        self.describe(metadata)
         self._draining = False
         self._server: Server | None = None
 
@@ -86,6 +85,11 @@ class PolicyServer:
             "engines": engines,
             "connections": self.connections,
         }
+
+    def describe(self, metadata: Mapping[str, Any]) -> None:
+        """Tell these metadata of the policy from now on, to new connections and on the pages."""
+        self._hello = packb({**metadata, "protocol_version": PROTOCOL_VERSION})
+        self._pages = Pages(self.service, metadata, self.state)
 
     async def start(self) -> None:
         """Listen.
