@@ -58,10 +58,12 @@ def weights(fmt, **options):
             make(fmt, 32, 64, 3, **options)]  # fmt: skip
 
 
+def swiglu_of(gate, value, down):
+    return functional.linear(functional.silu(gate) * value, down)
+
+
 def swiglu(x, gate, value, down):
-    return functional.linear(
-        functional.silu(functional.linear(x, gate)) * functional.linear(x, value), down
-    )
+    return swiglu_of(functional.linear(x, gate), functional.linear(x, value), down)
 
 
 def swapped(x, gate, value, down):
@@ -129,14 +131,9 @@ def test_ways_to_write_swiglu(graph_capture, function):
 
 
 def test_gate_and_value_keep_their_places(graph_capture):
-    capture = check(
-        graph_capture,
-        swapped,
-        rand(9, 32),
-        *weights("convrot_int8"),
-        options=convrot_int8_swiglu_ffn_compile_options(),
-        targets=["convrot_int8_swiglu_ffn"],
-    )
+    capture = check(graph_capture, swapped, rand(9, 32), *weights("convrot_int8"),
+                    options=convrot_int8_swiglu_ffn_compile_options(),
+                    targets=["convrot_int8_swiglu_ffn"])  # fmt: skip
     node = next(n for n in capture.graph_modules[-1].graph.nodes if "swiglu_ffn" in str(n.target))
     assert node.args[13] == int8_chunk_rows(2, 32, 64, 32, 2)
     assert node.args[4] == node.args[8] == node.args[12] == 16
@@ -173,10 +170,6 @@ LINEAR, PREPARE, PREPARED = (
 
 def other_input(x, gate, value, down):
     return swiglu_of(functional.linear(x, gate), functional.linear(-x, value), down)
-
-
-def swiglu_of(gate, value, down):
-    return functional.linear(functional.silu(gate) * value, down)
 
 
 def escaping_gate(x, gate, value, down):
