@@ -5,57 +5,18 @@
 LEROBOT is an environment with lerobot 0.6.1, examples/lerobot_policy_phyai, msgpack and websockets
 and this repository's phyai on its path. LeRobot discovers the plugin, writes and reads the policy
 folder, and its processors and policy act in closed loop, with and without real-time chunking.
+LeRobot passes no seed on, so the noise of every chunk is the server's.
 """
 
 import argparse
 import importlib
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from check_openpi_client import EXAMPLES, ROOT, ReachServer
+from check_openpi_client import EXAMPLES, PipedPolicy, ReachServer
 
 EXECUTE = 8
-
-
-class LeRobotPolicy:
-    """A reach policy that acts through LeRobot in its own process."""
-
-    def __init__(self, python: str, port: int, folder: Path, *, rtc: bool) -> None:
-        program = str(ROOT / "scripts" / "lerobot_plugin_episodes.py")
-        self._file, self._rtc = folder / "observation.npz", rtc
-        self._process = subprocess.Popen(
-            [python, program, str(folder / "policy"), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.hello = self._read()
-
-    def __call__(self, observation: Any, *, seed: int) -> np.ndarray:
-        """Return the actions [chunk, 2]; LeRobot passes no seed on."""
-        del seed
-        np.savez(self._file, state=observation.state, **observation.images)
-        asked = {"file": str(self._file), "task": observation.task, "rtc": self._rtc}
-        asked["execute"] = EXECUTE
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-        return np.array(self._read()["actions"], np.float32)
-
-    def close(self) -> None:
-        """End LeRobot's process."""
-        self._process.communicate(timeout=60)
-
-    def _read(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
-            raise RuntimeError("LeRobot's process ended without an answer")
-        return json.loads(line)
 
 
 def main() -> int:
@@ -70,7 +31,9 @@ def main() -> int:
     with ReachServer() as server:
         for rtc in (False, True):
             with tempfile.TemporaryDirectory() as folder:
-                policy = LeRobotPolicy(args.lerobot_python, server.port, Path(folder), rtc=rtc)
+                words = ("lerobot_plugin_episodes.py", f"{folder}/policy", str(server.port))
+                asked = {"rtc": rtc, "execute": EXECUTE}
+                policy = PipedPolicy(args.lerobot_python, words, Path(folder), **asked)
                 result = reach.evaluate(policy, args.episodes, execute=EXECUTE)
                 policy.close()
             rates.append(result.success_rate)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,26 @@ def environment_python() -> Path | None:
     return python
 
 
-class OpenpiPolicy:
-    """A reach policy that asks the server through openpi's client in its own process."""
+class PipedPolicy:
+    """A reach policy that asks the server from a program in another environment.
 
-    def __init__(self, python: Path, port: int, folder: Path) -> None:
-        program = str(ROOT / "scripts" / "openpi_client_episodes.py")
-        self._file = folder / "observation.npz"
+    Args:
+        python: Of that environment.
+        words: Program of this folder and its arguments.
+        folder: Where observations are handed over.
+        extra: Is said with every observation.
+
+    Attributes:
+        hello: What the program said first.
+    """
+
+    def __init__(
+        self, python: str | Path, words: Sequence[str], folder: Path, **extra: Any
+    ) -> None:
+        program, *arguments = words
+        self._file, self._extra = folder / "observation.npz", extra
         self._process = subprocess.Popen(
-            [str(python), program, str(port)],
+            [str(python), str(ROOT / "scripts" / program), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,28 +98,27 @@ class OpenpiPolicy:
     def __call__(self, observation: Any, *, seed: int) -> np.ndarray:
         """Return the actions [chunk, 2] for one observation."""
         np.savez(self._file, state=observation.state, **observation.images)
-        asked = {"file": str(self._file), "task": observation.task, "seed": seed}
+        asked = {"file": str(self._file), "task": observation.task, "seed": seed, **self._extra}
         if self._process.stdin is not None:
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
         return np.array(self._read()["actions"], np.float32)
 
     def close(self) -> None:
-        """End the client's process."""
-        self._process.communicate(timeout=30)
+        """End the program."""
+        self._process.communicate(timeout=60)
 
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
-            raise RuntimeError("openpi-client ended without an answer")
+            raise RuntimeError(f"{self._process.args} ended without an answer")
         return json.loads(line)
 
 
 class ReachServer:
     """The reach policy on a free port, in a thread."""
 
-    def __init__(self, replicas: int = 0) -> None:
-        self._replicas = replicas
+    def __init__(self) -> None:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self.port = 0
@@ -125,8 +137,7 @@ class ReachServer:
         from phyai.serving import PolicyConfig, ServeConfig, ServerConfig, running_server
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = ServerConfig(port=0, replicas=self._replicas)
-        config = ServeConfig(PolicyConfig(CHECKPOINT, device="cpu"), server)
+        config = ServeConfig(PolicyConfig(CHECKPOINT, device="cpu"), ServerConfig(port=0))
         async with running_server(config) as running:
             self.port = running.port
             self._started.set()
@@ -142,7 +153,8 @@ def compare(python: Path, episodes: int) -> dict[str, Any]:
     sys.path.insert(0, str(EXAMPLES))
     reach = importlib.import_module("reach.evaluate")
     with ReachServer() as server, tempfile.TemporaryDirectory() as folder:
-        policy = OpenpiPolicy(python, server.port, Path(folder))
+        words = ("openpi_client_episodes.py", str(server.port))
+        policy = PipedPolicy(python, words, Path(folder))
         remote = reach.evaluate(policy, episodes)
         policy.close()
     engine = reach.load_engine(CHECKPOINT, "cpu", "float32")
@@ -162,11 +174,12 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="openpi-client against phyai serve")
     parser.add_argument("--episodes", type=int, default=50)
+    args = parser.parse_args()
     python = environment_python()
     if python is None:
         print("no isolated environment: it needs Python 3.10 to 3.12 and openpi-client")
         return 1
-    found = compare(python, parser.parse_args().episodes)
+    found = compare(python, args.episodes)
     for where in ("socket", "in_process"):
         won = sum(success for success, _ in found[where])
         time_ms = found[f"{where}_ms"]

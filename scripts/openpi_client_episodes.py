@@ -3,7 +3,7 @@
 Runs in an environment of its own, which holds openpi-client and NumPy below 2 and nothing of this
 repository. One request per line comes from standard input as JSON: ``{"file": NAME, "task": TEXT,
 "seed": N}``, where the npz file holds the arrays of the observation. The answer is a line with the
-actions. At the end of the input it prints the versions.
+actions. The first line, before any request, holds the server's metadata and NumPy's version.
 """
 
 import json
@@ -17,7 +17,7 @@ from openpi_client.websocket_client_policy import (  # pyright: ignore[reportMis
 
 def main() -> None:
     """Answer requests until the input ends."""
-    policy = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]), *sys.argv[2:])
+    policy = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
     print(json.dumps({"metadata": policy.get_server_metadata(), "numpy": np.__version__}))
     sys.stdout.flush()
     for line in sys.stdin:
@@ -29,9 +29,7 @@ def main() -> None:
             "prompt": asked["task"],
             "__options__": {"seed": asked["seed"]},
         }
-        reply = policy.infer(observation)
-        actions = reply["actions"]
-        print(json.dumps({"actions": actions.tolist(), "dtype": actions.dtype.str}))
+        print(json.dumps({"actions": policy.infer(observation)["actions"].tolist()}))
         sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ gets SIGKILL in the middle of the run with most clients, and every request is ac
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -42,17 +43,20 @@ class Server:
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 300) -> dict[str, Any]:
         """Return the event `name` when it has come `count` times."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.process.poll() is None:
             found = [event for event in self.events if event["event"] == name]
             if len(found) >= count:
                 return found[count - 1]
             time.sleep(0.01)
+        if self.process.poll() is not None:
+            raise RuntimeError(f"phyai serve ended with status {self.process.returncode}")
         raise TimeoutError(f"no event {name!r} within {timeout_s} s")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Drain and end."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
 
     def _read(self) -> None:
         for line in self.process.stderr or ():
@@ -170,14 +174,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--kill", action="store_true")
     args = parser.parse_args()
-    server = Server(args.checkpoint, args.replicas, args.device)
-    print("| clients | p50 ms | p90 ms | p99 ms | chunks/s | batch | healthz ms | handshake ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for count in args.clients:
-        print(row(server, count, args.seconds), flush=True)
-    if args.kill:
-        kill_one(server, args.replicas, max(args.clients), args.seconds)
-    server.stop()
+    if args.kill and not args.replicas:
+        parser.error("--kill needs a replica to kill; add --replicas N")
+    with contextlib.closing(Server(args.checkpoint, args.replicas, args.device)) as server:
+        print(
+            "| clients | p50 ms | p90 ms | p99 ms | chunks/s | batch | healthz ms | handshake ms |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        for count in args.clients:
+            print(row(server, count, args.seconds), flush=True)
+        if args.kill:
+            kill_one(server, args.replicas, max(args.clients), args.seconds)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def test_a_server_answers_drains_on_sigterm_and_its_recording_is_replayed(folder
                 break
         port = events[-1]["port"]
         picture = np.random.default_rng(0).integers(0, 256, (84, 84, 3), np.uint8)
-        wire = {"images": {"base": picture, "wrist": picture}, "state": np.zeros(4)}
-        wire["prompt"] = "point at the green circle"
+        wire = {"images": {"base": picture, "wrist": picture}, "prompt": "reach the red disc"}
+        wire["observation/state"] = np.zeros(4, np.float32)
         with PolicyClient(port=port, api_key="secret") as client:
             actions = [client.infer(wire, seed=seed)["actions"] for seed in (1, 2)]
             started = time.monotonic()

@@ -7,7 +7,6 @@ import typer
 
 from phyai.cli import options, serve
 from phyai.cli.errors import CliError
-from phyai.cli.output import stdout_to_stderr
 
 if TYPE_CHECKING:
     from phyai.serving.config import ServeConfig
@@ -75,14 +74,7 @@ def deploy_command(
         return serve.settle_config(config, policy, server, api_key_file, here=False)
 
     settled = settle()
-    import asyncio
-
-    from phyai.serving.launch import serve_until_told
-    from phyai.serving.logs import log_as_json
     from phyai.serving.ray_pool import RayPool
 
-    log_as_json()
     needed = gpus if gpus is not None else float(settled.policy.device != "cpu")
-    with stdout_to_stderr():
-        pool = RayPool(settled, address, needed)
-        asyncio.run(serve_until_told(settled, settle, pool))
+    serve.run_server(settled, settle, RayPool(settled, address, needed))

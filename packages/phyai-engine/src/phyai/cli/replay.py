@@ -1,6 +1,6 @@
 """``phyai replay``: recorded traffic answered again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,8 +113,6 @@ def replay_command(
 
 
 def _runner(policy: Path, adapter: str, device: str | None) -> "Runner":
-    from dataclasses import replace
-
     from phyai.serving.config import PolicyConfig, read_config
     from phyai.serving.loading import load_policy
     from phyai.serving.runner import Runner

@@ -13,7 +13,10 @@ from phyai.cli.errors import CliError
 from phyai.cli.output import print_json, print_line, print_pairs, status_line, stdout_to_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from phyai.serving.config import ServeConfig
+    from phyai.serving.launch import Pool
 
 API_KEY_VARIABLE = "PHYAI_API_KEY"
 _NEEDED = ("msgpack", "prometheus_client", "websockets")
@@ -149,6 +152,19 @@ def serve_command(
     if check:
         _check(settled, json_output)
         return
+    run_server(settled, settle)
+
+
+def run_server(
+    config: "ServeConfig", settle: "Callable[[], ServeConfig]", pool: "Pool | None" = None
+) -> None:
+    """Serve until SIGTERM, with the log on standard error.
+
+    Args:
+        config: What to serve.
+        settle: Returns the configuration as it is at that time, for SIGHUP.
+        pool: Engines on other machines; None computes on this one.
+    """
     import asyncio
 
     from phyai.serving.launch import serve_until_told
@@ -156,7 +172,7 @@ def serve_command(
 
     log_as_json()
     with stdout_to_stderr():
-        asyncio.run(serve_until_told(settled, settle))
+        asyncio.run(serve_until_told(config, settle, pool))
 
 
 def settle_config(
