@@ -16,8 +16,13 @@ HERE = Path(__file__).resolve().parent
 _VERSIONS = ("phyai-engine", "phyai-quant", "flashinfer-python", "humming-kernels", "triton")
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return what the result depends on: devices, clocks, versions and commit."""
+def environment(device: torch.device, commit: str | None = None) -> dict[str, Any]:
+    """Return what the result depends on: devices, clocks, versions and commit.
+
+    Args:
+        device: what is measured.
+        commit: to record; that of the git history if None.
+    """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in _VERSIONS:
         try:
@@ -31,7 +36,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "host": host,
         "clocks": {"cpu_mhz": _cpu_mhz()},
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit or _commit(),
     }
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)

@@ -5,9 +5,8 @@
 
 The first command times the three settings with published latencies (and batches with ``--batch``)
 for every ``--policy`` (without one, for the default rows), compares the actions with those of the
-reference kernels in fp32, and times LeRobot's own policy in the same run where it is installed. The
-second writes
-``docs/pi05-performance.md`` from the stored file.
+reference kernels in fp32, and with ``--lerobot`` times LeRobot's own policy in the same run. The
+second writes ``docs/pi05-performance.md`` from the stored file.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     settings += [Setting(f"batch {size}", 3, 200, batch=size) for size in arguments.batch]
     document: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
-        "environment": environment(device),
+        "environment": environment(device, arguments.commit),
         "replays": arguments.replays,
         "policies": {},
     }
@@ -93,7 +92,7 @@ def _store(document: dict[str, Any], output: Path | None) -> None:
         output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, then measure or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", type=Path, action="append", default=[])
@@ -103,9 +102,10 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=12, help="listed for each stage")
     parser.add_argument("--lerobot", action="store_true")
     parser.add_argument("--compile", action="store_true", help="also LeRobot's compiled policy")
+    parser.add_argument("--commit", help="commit to record where git shows another or none")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--page", type=Path, help="stored results to write the page from")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.page is not None:
         PAGE.write_text(page(json.loads(arguments.page.read_text())), encoding="utf-8")
         return

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from phyai.models.pi05.accuracy import compare_with_reference, questions
 from phyai.models.pi05.random_weights import full_size_config
@@ -79,3 +80,22 @@ def test_page(page):
         "| eager | 400.0 | 500.0 | 200.0 |",
     ):
         assert part in text
+
+
+def test_a_given_commit_is_recorded(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in ("_environment", "_lerobot", "_pi05_page", "benchmark_pi05"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import benchmark_pi05
+
+    real = benchmark_pi05.environment
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmark_pi05, "measure_all", lambda *_, **__: iter([{}]))
+    monkeypatch.setattr(
+        benchmark_pi05, "environment", lambda _, commit: real(torch.device("cpu"), commit)
+    )
+    stored = {}
+    monkeypatch.setattr(benchmark_pi05, "_store", lambda document, _: stored.update(document))
+    benchmark_pi05.main(["--commit", "abc", "--inputs", "0", "--output", "results.json"])
+    assert stored["environment"]["commit"] == "abc"
+    assert stored["policies"] == {"default": {"results": [], "error": "KeyError: 'ms'"}}
