@@ -1,8 +1,7 @@
 """``phyai bench pi05``: latency of a full-size model of random weights against the floor."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +15,6 @@ from phyai.cli.output import (
     status_line,
     stdout_to_stderr,
 )
-
-if TYPE_CHECKING:
-    from phyai.models.pi05.bench import Setting
 
 app = typer.Typer(help="Time a policy stage by stage.", no_args_is_help=True)
 
@@ -61,7 +57,7 @@ def bench_pi05(
 
     Example: phyai bench pi05 --kernel-config examples/pi05/kernel_policies/pi05_h200_fast.yaml
     """
-    from phyai.models.pi05.bench import ANCHORS, Setting
+    from phyai.models.pi05.bench import ANCHORS, Setting, measure_all
 
     target = engines.resolve_device(device)
     if not target.startswith("cuda"):
@@ -72,19 +68,13 @@ def bench_pi05(
     settings = [*ANCHORS]
     settings += [Setting(f"batch {size}", 3, 200, batch=size) for size in batch or ()]
     with stdout_to_stderr(), status_line("Building and timing"):
-        results = _measured(settings, target, kernel_config, replays, kernels)
+        results = list(
+            measure_all(settings, target, kernel_config, replays=replays, kernels=kernels)
+        )
     if json_output:
         print_json({"results": results})
         return
     show(results)
-
-
-def _measured(
-    settings: "Sequence[Setting]", target: str, policy: Path | None, replays: int, kernels: int
-) -> list[dict[str, Any]]:
-    from phyai.models.pi05.bench import measure_all
-
-    return list(measure_all(settings, target, policy, replays=replays, kernels=kernels))
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:

@@ -175,7 +175,7 @@ def measure(
         steps=setting.steps,
         rates=rates,
     )
-    medians = {**{name: found["ms"][name]["p50"] for name in STAGES}}
+    medians = {name: found["ms"][name]["p50"] for name in STAGES}
     medians["total"] = found["ms"]["chunk"]["p50"]
     return {
         "setting": asdict(setting),
