@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phyai.models.pi05.guidance import Guidance
-from phyai.models.pi05.lane import prompt_bucket
+from phyai.models.pi05.lane import most_padding, prompt_bucket
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.processing import ModelInputs
@@ -144,6 +144,22 @@ def test_only_what_changed_is_computed(load_model, recorded, monkeypatch):
     assert check(first) == ([1], 1)
 
 
+def test_nothing_is_reused_of_a_batch_that_failed(load_model, recorded, monkeypatch):
+    model = load_model("pi05")
+    runtime = PI05Runtime(model, reuse=True)
+    first, second = some_requests(model.config, 2)
+    expected = runtime.sample_actions(first, seed=0)
+
+    def full(*_):
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as context:
+        context.setattr("phyai.models.pi05.lane.Lane._prefix_graph", full)
+        with pytest.raises(RuntimeError, match="no room"):
+            runtime.sample_actions(second, seed=0)
+    assert torch.equal(runtime.sample_actions(first, seed=0), expected)
+
+
 def test_lanes_do_not_disturb_each_other(load_model, recorded):
     model = load_model("pi05")
     runtime = PI05Runtime(model, lanes=2)
@@ -181,6 +197,10 @@ def test_buckets():
     assert prompt_bucket(150, 1, 150) == 150
     assert prompt_bucket(33, 2, 200) == 64
     assert prompt_bucket(5, 1, 8) == 8
+    for most, gap in ((200, 40), (48, 16), (300, 100), (8, 8)):
+        waste = [prompt_bucket(count, 2, most) - count for count in range(2 * most + 1)]
+        assert most_padding(most) == gap
+        assert 2 * gap - 1 == max(waste)
 
 
 def test_mistakes_are_named(load_model, recorded):

@@ -24,13 +24,21 @@ from phyai.runtime.segments import FIELDS, SegmentPlan, segment_row
 PROMPT_BUCKETS = (0, 16, 32, 48, 64, 96, 128, 160, 200)
 
 
+def _bucket_sizes(most: int) -> list[int]:
+    return sorted({min(size, most) for size in (*PROMPT_BUCKETS, most)})
+
+
 def prompt_bucket(tokens: int, batch: int, most: int) -> int:
     """Returns how many prompt rows a graph for ``tokens`` of a batch computes.
 
     Buckets grow with the batch and end at ``most`` tokens a request.
     """
-    sizes = sorted({min(size, most) * batch for size in (*PROMPT_BUCKETS, most)})
-    return next(size for size in sizes if size >= tokens)
+    return next(size * batch for size in _bucket_sizes(most) if size * batch >= tokens)
+
+
+def most_padding(most: int) -> int:
+    """Returns by how many tokens a request neighbouring buckets differ at most."""
+    return max(after - before for before, after in pairwise(_bucket_sizes(most)))
 
 
 @dataclass(frozen=True)
@@ -188,11 +196,12 @@ class Lane:
         changed = self._changed(staged)
         if changed is None:
             return
+        self._last = None  # until all of this batch is there
         if self._copied is not None:
             self._copied.synchronize()
         count = staged.numbers.numel()
         self._host_numbers[:count] = staged.numbers
-        fixed = self.batch * self.model.config.suffix_len + FIELDS * (self._groups + self.batch)
+        fixed = self._numbers.numel() - self._fixed()[3].numel()
         if len(changed) < staged.views:
             self._host_numbers[fixed : fixed + len(changed)] = torch.tensor(changed).int()
         self._numbers[:count].copy_(self._host_numbers[:count], non_blocking=True)
@@ -200,10 +209,11 @@ class Lane:
             for place, view in enumerate(changed):
                 self._host_images[place].copy_(staged.images[view])
             self._images[: len(changed)].copy_(self._host_images[: len(changed)], non_blocking=True)
-            self._vision_graph(len(changed))()
-        self._prefix_graph(staged.views, staged.tokens)()
         if self._copied is not None:
             self._copied.record()
+        if changed:
+            self._vision_graph(len(changed))()
+        self._prefix_graph(staged.views, staged.tokens)()
         self._last = staged if self.reuse else None
 
     def _changed(self, staged: Staged) -> list[int] | None:
@@ -271,7 +281,8 @@ class Lane:
             _, prompt, order, positions, _ = rest.split(
                 [views, tokens, rows, rows, rest.numel() - views - tokens - 2 * rows]
             )
-            room = min(rows, config.longest_prefix + 40 * self.batch)
+            padding = most_padding(config.tokenizer_max_length) * self.batch
+            room = min(rows, config.longest_prefix + padding)
             plan = SegmentPlan(table.view(-1, FIELDS), room, config.longest_prefix)
 
             def run() -> Tensor:

@@ -39,8 +39,8 @@ class PI05Runtime:
     """Answers batches by replaying CUDA graphs.
 
     Graphs are recorded when a number of views, a bucket of prompt tokens or a number of steps is
-    first seen, or beforehand by `warm_up`. A replay copies its inputs to the device, launches three
-    graphs and never waits for the device.
+    first seen, or beforehand by `warm_up`. A replay copies its inputs to the device and launches
+    three graphs; the host waits only until the inputs of the lane's last batch are copied.
 
     Args:
         model: on a CUDA device, with all savings.
