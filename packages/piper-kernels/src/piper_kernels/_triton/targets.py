@@ -47,6 +47,12 @@ def accelerator_target(device: torch.device) -> AcceleratorTarget | None:
     return _cuda_target(torch.cuda.current_device() if device.index is None else device.index)
 
 
+@cache
+def sm_count(device: torch.device) -> int:
+    """Return the multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def dot_precision(device: torch.device) -> str:
     """Return the ``input_precision`` of an FP32 ``tl.dot`` that keeps FP32 accuracy."""
     target = accelerator_target(device)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels._triton.targets import accelerator_target, dot_precision, sm_count
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._operand_kernels import packed_operand_kernel
 from piper_kernels.linear.nvfp4._plan import ProductPlan
@@ -75,7 +75,7 @@ def _multiply_on_hopper(
         weight.bias,
         target,
         plan,
-        torch.cuda.get_device_properties(operand.device).multi_processor_count,
+        sm_count(operand.device),
         high_first=weight.high_first,
         input_factor=input_factor,
     )

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from piper_kernels._triton.targets import accelerator_target
+from piper_kernels._triton.targets import accelerator_target, sm_count
 from piper_kernels.linear.nvfp4._nvidia import hopper_plan
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._plan import ProductPlan, plan_product
@@ -75,7 +75,7 @@ def plan_of(weight: Weight, rows: int, dtype: torch.dtype) -> Plan:
     target = accelerator_target(device)
     processors = 1
     if target is not None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        processors = sm_count(device)
         if target.architecture == "sm_90" and dtype == torch.bfloat16 and _suits_hopper(weight):
             return hopper_plan.select_plan(rows, weight.outputs, weight.features, processors)
     return plan_product(target, processors, rows, weight.outputs, weight.features, dtype.itemsize)

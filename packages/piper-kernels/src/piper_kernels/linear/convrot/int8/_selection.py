@@ -3,7 +3,6 @@
 from functools import cache
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from piper_kernels._triton.targets import AcceleratorTarget
@@ -78,9 +77,3 @@ def uses_hopper(
     if target is None or not _is_hopper(target) or not hopper_is_installed():
         return False
     return hopper_launcher().is_usable(input_qdata, first, second)
-
-
-@cache
-def sm_count(device: torch.device) -> int:
-    """Return the multiprocessors of a CUDA device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count

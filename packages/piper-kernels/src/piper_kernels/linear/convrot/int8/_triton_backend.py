@@ -5,7 +5,7 @@ from torch import Tensor
 
 from piper_kernels._input_activations import resolve_activation, width_factor
 from piper_kernels._triton.products import rows_side_by_side
-from piper_kernels._triton.targets import accelerator_target
+from piper_kernels._triton.targets import accelerator_target, sm_count
 from piper_kernels.linear.convrot.int8 import _launch, _selection
 from piper_kernels.linear.convrot.int8._nvidia import hopper_plan
 from piper_kernels.linear.convrot.int8._outputs import (
@@ -104,10 +104,10 @@ def multiply(
     rows, depth = input_qdata.shape
     columns = out.shape[1]
     if _selection.uses_hopper(target, input_qdata, first, second):
-        sm_count = _selection.sm_count(out.device)
-        plan = hopper_plan.select_plan(rows, columns, depth, sm_count)
+        processors = sm_count(out.device)
+        plan = hopper_plan.select_plan(rows, columns, depth, processors)
         _selection.hopper_launcher().matmul(
-            input_qdata, input_scale, first, second, out, plan, sm_count
+            input_qdata, input_scale, first, second, out, plan, processors
         )
         return
     plan = _selection.select_matmul_plan(target, rows, columns)

@@ -16,7 +16,7 @@ from piper_kernels.linear.nvfp4._nvidia.hopper_product_kernel import hopper_prod
 from piper_kernels.linear.nvfp4._nvidia.hopper_stream_kernel import hopper_stream_kernel
 
 COPY_REGISTERS = 24
-ARRANGE_REGISTERS = {8: 112, 16: 72}
+ARRANGE_REGISTERS = 112  # beside eight warps that multiply
 # Decoded weights are divided by it.
 OPERAND_FACTOR = 2.0**8
 
@@ -45,7 +45,6 @@ def options_of(
         levels: Whether the input and the weight have a second scale level.
         bias: Whether there is a bias.
     """
-    warps = plan.num_warps
     options: dict[str, Any] = {
         "W_STAGES": plan.w_stages,
         "SPLITS": plan.splits,
@@ -54,7 +53,7 @@ def options_of(
         "LEVEL_W": levels[1],
         "BIAS": bias,
         "COPY_REGISTERS": COPY_REGISTERS,
-        "num_warps": warps,
+        "num_warps": plan.num_warps,
     }
     if plan.held_steps:
         return options | {
@@ -62,7 +61,7 @@ def options_of(
             "STEPS": plan.held_steps,
             "CHUNKS": max(1, plan.held_steps // plan.chunk),
             "HELD": operand_layout(4 * plan.held_steps * plan.rows, 64, 16),
-            "ARRANGE_REGISTERS": ARRANGE_REGISTERS[warps],
+            "ARRANGE_REGISTERS": ARRANGE_REGISTERS,
         }
     return options | {"X_STAGES": plan.x_stages, "GROUP": plan.group}
 
