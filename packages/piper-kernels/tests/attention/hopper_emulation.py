@@ -5,8 +5,10 @@ tiles, signed codes, FP32 operations in the order of the kernel.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from piper_kernels.attention._quantization import Granularity
@@ -96,65 +98,131 @@ def fma(a, b, c):
     return (a.double() * b.double() + c.double()).float()
 
 
-def attend(storage, queries, keys, *, is_causal=False):  # noqa: C901  # one step after another
+@dataclass(frozen=True)
+class Operands:
+    """What the loop reads, for every query head, with whole pairs of key tiles in order of keys."""
+
+    query: Tensor
+    query_scale: Tensor
+    key: Tensor
+    key_scale: Tensor
+    value: Tensor
+    multiplier: Tensor | None
+    log_max: Tensor | None
+    sums: Tensor | None
+
+    @property
+    def is_fp8(self):
+        return self.sums is None
+
+    @classmethod
+    def of(cls, storage):
+        heads, stored_queries = storage["query_codes"].shape[1:3]
+        kv_heads, stored_keys = storage["key_codes"].shape[1:3]
+        padding = -stored_keys % 128
+        of_head = {
+            name: tensor.repeat_interleave(heads // kv_heads, 1)
+            for name, tensor in storage.items()
+            if tensor is not None and not name.startswith("query")
+        }
+        codes = of_head["value_codes"]
+        natural = torch.empty_like(codes.view(torch.int8))
+        order = torch.arange(stored_keys).view(-1, 32)[:, PERMUTATION].flatten()
+        natural[..., order] = codes.view(torch.int8)
+        value = functional.pad(natural.view(codes.dtype).double(), (0, padding)).mT
+        return cls(
+            storage["query_codes"].double(),
+            storage["query_scale"].repeat_interleave(32, -1)[..., :stored_queries, None],
+            functional.pad(of_head["key_codes"].double(), (0, 0, 0, padding)),
+            functional.pad(of_head["key_scale"], (0, padding // 64)),
+            value,
+            of_head.get("multiplier"),
+            of_head.get("log_max"),
+            of_head.get("sums"),
+        )
+
+    def multiplier_of(self, at, fill=0.0):
+        """Return the multipliers of a slice of keys, ``[B, Hq, 1, keys]``."""
+        padding = self.key.shape[2] - self.multiplier.shape[-1]
+        return functional.pad(self.multiplier, (0, padding), value=fill)[..., None, at]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Scores of all queries and 64 keys; the coordinate of a row is ``scaled`` and ``log``."""
+
+    at: slice
+    scores: Tensor
+    scale: Tensor
+    largest: Tensor
+    scaled: Tensor
+    log: Tensor
+    visible: Tensor
+
+    @classmethod
+    def of(cls, o, tile, keys, is_causal):
+        at = slice(64 * tile, 64 * tile + 64)
+        row = torch.arange(o.query.shape[2])[:, None]
+        scores = o.query @ o.key[:, :, at].mT
+        visible = torch.arange(at.start, at.stop)[None] < keys
+        if is_causal:
+            visible = visible & (torch.arange(at.start, at.stop)[None] <= row)
+        scores = scores.masked_fill(~visible, -(2.0**30))
+        scale = o.query_scale * o.key_scale[..., tile, None, None]
+        largest = scores.amax(-1, keepdim=True)
+        scaled = torch.where(largest == -(2.0**30), -math.inf, largest.float() * scale)
+        log = torch.full((1,), -LOG2_448)
+        if not o.is_fp8 and tile < o.log_max.shape[-1]:
+            log = o.log_max[..., tile, None, None]
+        elif not o.is_fp8:
+            log = torch.zeros(1)
+        if is_causal and o.multiplier is not None:
+            # The kernel does so for the last pair of a row; in others all keys are visible.
+            own = o.multiplier_of(at, fill=1e-9).log2() - LOG2_255
+            own = own.masked_fill(~visible, -math.inf).amax(-1, keepdim=True)
+            log = torch.where(tile // 2 == row // 128, own, log)
+        return cls(at, scores, scale, largest, scaled, log.expand_as(largest), visible)
+
+
+def encode(o, tile, score, log, sign):
+    """Return the codes of probabilities at a coordinate, and the sums of rows."""
+    start = (tile.scaled - score) - log
+    if not o.is_fp8 and o.multiplier is None:
+        start = start + (tile.log + LOG2_254)
+    x, most = tile.scores + MAGIC, tile.largest + MAGIC
+    steep = o.query_scale.amax() * o.key_scale.amax() > MAX_STEP
+    start = torch.where(steep, start, fma(-most.float(), tile.scale, start))
+    exponent = fma(torch.where(steep, x - most, x), tile.scale, start)
+    p = torch.where(tile.visible, torch.exp2(exponent), 0.0)
+    if o.is_fp8:
+        return p.clamp(max=448).to(torch.float8_e4m3fn).double(), p.sum(-1, keepdim=True)
+    factor = torch.full((), sign)
+    if o.multiplier is not None:
+        factor = o.multiplier_of(tile.at) * (sign * (254 / 255))
+    biased = fma(p, factor, torch.tensor(MAGIC - 127 * sign))
+    codes = (biased.contiguous().view(torch.int32) << 24 >> 24).double()
+    if o.multiplier is not None:
+        return codes, p.sum(-1, keepdim=True)
+    unit = torch.exp2(-LOG2_254 - tile.log)
+    return codes, (codes * sign + 127).sum(-1, keepdim=True).float() * unit
+
+
+def attend(storage, queries, keys, *, is_causal=False):
     """Return FP32 attention of all queries ``[B, Hq, queries, D]``, as the kernel computes it."""
-    s = storage
-    batch, heads, stored_queries, head_dim = s["query_codes"].shape
-    kv_heads, stored_keys = s["key_codes"].shape[1:3]
-    groups = heads // kv_heads
-    fp8, per_key = "sums" not in s, s.get("multiplier") is not None
-    padding = -stored_keys % 128
-    of_head = {
-        name: tensor.repeat_interleave(groups, 1)
-        for name, tensor in s.items()
-        if tensor is not None and not name.startswith("query")
-    }
-    query = s["query_codes"].double()
-    q_scale = s["query_scale"].repeat_interleave(32, -1)[..., :stored_queries, None]
-    key = functional.pad(of_head["key_codes"].double(), (0, 0, 0, padding))
-    k_scale = functional.pad(of_head["key_scale"], (0, padding // 64))
-    natural = torch.empty_like(of_head["value_codes"].view(torch.int8))
-    order = torch.arange(stored_keys).view(-1, 32)[:, PERMUTATION].flatten()
-    natural[..., order] = of_head["value_codes"].view(torch.int8)
-    value = natural.view(of_head["value_codes"].dtype).double()
-    value = functional.pad(value, (0, padding)).mT
-    row = torch.arange(stored_queries)[:, None]
-    state = (batch, heads, stored_queries)
-    output = torch.zeros(*state, head_dim)
+    o = Operands.of(storage)
+    row = torch.arange(o.query.shape[2])[:, None]
+    state = o.query.shape[:3]
+    output = torch.zeros(o.query.shape)
     bias, denominator = torch.zeros(*state, 1), torch.zeros(*state, 1)
     coordinate = torch.full((*state, 1), -math.inf)
     top, offset, top_offset = coordinate, denominator, denominator
     for pair in range(-(-keys // 128)):
-        scores, scales, scaled, largest, logs, visible = [], [], [], [], [], []
         sign = -1.0 if pair % 2 else 1.0
-        for tile in (2 * pair, 2 * pair + 1):
-            at = slice(64 * tile, 64 * tile + 64)
-            x = query @ key[:, :, at].mT
-            seen = torch.arange(at.start, at.stop)[None] < keys
-            if is_causal:
-                seen = seen & (torch.arange(at.start, at.stop)[None] <= row)
-            x = x.masked_fill(~seen, -(2.0**30))
-            scale = q_scale * k_scale[..., tile, None, None]
-            most = x.amax(-1, keepdim=True)
-            log = torch.full((1,), -LOG2_448)
-            if not fp8 and tile < of_head["log_max"].shape[-1]:
-                log = of_head["log_max"][..., tile, None, None]
-            elif not fp8:
-                log = torch.zeros(1)
-            if is_causal and per_key:
-                # The kernel does so for the last pair of a row; in others all keys are visible.
-                multiplier = functional.pad(of_head["multiplier"], (0, padding), value=1e-9)
-                own = (multiplier[..., None, at].log2() - LOG2_255).masked_fill(~seen, -math.inf)
-                log = torch.where(pair == row // 128, own.amax(-1, keepdim=True), log)
-            scores.append(x)
-            scales.append(scale)
-            largest.append(most)
-            scaled.append(torch.where(most == -(2.0**30), -math.inf, most.float() * scale))
-            logs.append(log.expand(*state, 1))
-            visible.append(seen)
-        second = (scaled[1] - scaled[0]) + (logs[1] - logs[0]) > 0
-        score = torch.where(second, scaled[1], scaled[0])
-        log = torch.where(second, logs[1], logs[0])
+        tiles = [Tile.of(o, tile, keys, is_causal) for tile in (2 * pair, 2 * pair + 1)]
+        first, last = tiles
+        second = (last.scaled - first.scaled) + (last.log - first.log) > 0
+        score = torch.where(second, last.scaled, first.scaled)
+        log = torch.where(second, last.log, first.log)
         rise = (score - top) + (log - top_offset)
         top = torch.where(rise > 0, score, top)
         top_offset = torch.where(rise > 0, log, top_offset)
@@ -162,36 +230,14 @@ def attend(storage, queries, keys, *, is_causal=False):  # noqa: C901  # one ste
         score = torch.where(far, top, score)
         log = torch.where(far, top_offset - DROP, log)
         weight = torch.exp2((coordinate - score) + (offset - log))
-        total = torch.zeros(*state, 1)
-        product = torch.zeros(*state, head_dim, dtype=torch.float64)
-        for half, tile in enumerate((2 * pair, 2 * pair + 1)):
-            at = slice(64 * tile, 64 * tile + 64)
-            scale, start = scales[half], (scaled[half] - score) - log
-            if not fp8 and not per_key:
-                start = start + (logs[half] + LOG2_254)
-            x, most = scores[half] + MAGIC, largest[half] + MAGIC
-            steep = q_scale.amax() * k_scale.amax() > MAX_STEP
-            start = torch.where(steep, start, fma(-most.float(), scale, start))
-            exponent = fma(torch.where(steep, x - most, x), scale, start)
-            p = torch.where(visible[half], torch.exp2(exponent), 0.0)
-            if fp8:
-                codes = p.clamp(max=448).to(torch.float8_e4m3fn).double()
-            else:
-                factor = torch.full((), sign)
-                if per_key:
-                    factor = functional.pad(of_head["multiplier"], (0, padding))[..., None, at]
-                    factor = factor * (sign * (254 / 255))
-                biased = fma(p, factor, torch.tensor(MAGIC - 127 * sign))
-                codes = (biased.contiguous().view(torch.int32) << 24 >> 24).double()
-            if fp8 or per_key:
-                total += p.sum(-1, keepdim=True)
-            else:
-                unit = torch.exp2(-LOG2_254 - logs[half])
-                total += (codes * sign + 127).sum(-1, keepdim=True).float() * unit
-            product += codes @ value[:, :, at]
+        total, product = torch.zeros(*state, 1), torch.zeros(o.query.shape, dtype=torch.float64)
+        for tile in tiles:
+            codes, part = encode(o, tile, score, log, sign)
+            total += part
+            product += codes @ o.value[:, :, tile.at]
         before = (output, bias, denominator, coordinate, offset)
-        if not fp8:
-            biased = product.to(torch.int32) + of_head["sums"][:, :, pair, None]
+        if not o.is_fp8:
+            biased = product.to(torch.int32) + o.sums[:, :, pair, None]
             product = biased.view(torch.float32).double()
             bias = fma(bias, weight, torch.tensor(sign * MAGIC))
         output = fma(output, weight, product)
@@ -202,8 +248,8 @@ def attend(storage, queries, keys, *, is_causal=False):  # noqa: C901  # one ste
             torch.where(visited, new, old) for new, old in zip(after, before, strict=True)
         )
     output = (output - bias) / denominator.clamp(min=1e-30)
-    vector = s["value_vector"]
+    vector = storage["value_vector"]
     if vector is not None:
-        vector = vector.repeat_interleave(groups, 1)[:, :, None]
-    output = output * vector if fp8 else output / 254 + (0.0 if vector is None else vector)
+        vector = vector.repeat_interleave(state[1] // vector.shape[1], 1)[:, :, None]
+    output = output * vector if o.is_fp8 else output / 254 + (0.0 if vector is None else vector)
     return output[:, :, :queries]
