@@ -3,81 +3,31 @@
 Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
 """
 
-import sys
 from unittest.mock import patch
 
 import torch
+from preparation_comparison import (
+    BRAIN,
+    DEVICE,
+    FULL,
+    HALF,
+    THREAD,
+    WARP,
+    assert_codes,
+    assert_floats,
+    code_sums,
+    log_maxima,
+    normal,
+    on_device,
+    operands,
+    permuted,
+)
+from sparse_preparation_checks import check_routes, check_sparse
 from torch.nn import functional
 
-from piper_kernels.attention._preparation import _launch, _statistics, dense, routes, sparse
-from piper_kernels.attention._quantization import Granularity
+from piper_kernels.attention._preparation import _launch, _statistics, dense
 from piper_kernels.attention.piper_attention import prepared
 from piper_kernels.attention.sage_attention_2pp import reference as sage
-from piper_kernels.attention.sparse_piper_attention import _blocks, _preparation, _routing
-from piper_kernels.attention.sparse_piper_attention._budget import route_layout
-
-DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
-HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
-WARP, THREAD = Granularity.PER_WARP, Granularity.PER_THREAD
-MINMAX, MEAN = _routing.RoutingMode.MINMAX, _routing.RoutingMode.MEAN
-# Key that every slot of 32 holds.
-ORDER = [
-    16 * h + 8 * a + 2 * t + b for h in (0, 1) for t in range(4) for a in (0, 1) for b in (0, 1)
-]
-
-
-def normal(*shape, seed=0, dtype=FULL):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def operands(rows, key_rows, head_dim, dtype, heads=2, kv_heads=1, batch=1):
-    """Return queries, keys with a bias and values with another."""
-    query = normal(batch, heads, rows, head_dim, seed=1, dtype=dtype)
-    bias = 3 * normal(1, kv_heads, 1, head_dim, seed=2)
-    key = (normal(batch, kv_heads, key_rows, head_dim, seed=3) + bias).to(dtype)
-    value = (normal(batch, kv_heads, key_rows, head_dim, seed=4) + bias).to(dtype)
-    return query, key, value
-
-
-def on_device(*tensors):
-    """Copy to the device, keeping strides."""
-    return [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE).copy_(x)
-        for x in tensors
-    ]
-
-
-def assert_codes(actual, expected, what, fraction=1e-3):
-    actual, expected = actual.cpu(), expected.cpu()
-    assert actual.dtype == expected.dtype == torch.int8, (what, actual.dtype)
-    assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
-    difference = (actual.int() - expected.int()).abs()
-    assert difference.max() <= 1, (what, difference.max())
-    assert (difference > 0).double().mean() <= fraction, (what, (difference > 0).double().mean())
-
-
-def assert_floats(actual, expected, what, rtol=2e-6, atol=1e-12):
-    def text(message):
-        return f"{what}: {message}"
-
-    expected = expected.cpu().to(FULL)
-    torch.testing.assert_close(actual.cpu(), expected, rtol=rtol, atol=atol, msg=text)
-
-
-def permuted(codes):
-    return codes.unflatten(-1, (-1, 32))[..., ORDER].flatten(-2)
-
-
-def code_sums(codes):
-    """Return 127 times the sums of 128 codes as bits of numbers near plus or minus 1.5 * 2**23."""
-    padded = functional.pad(codes.cpu().int(), (0, -codes.shape[-1] % 128))
-    sums = 127.0 * padded.unflatten(-1, (-1, 128)).sum(-1).mT
-    odd = torch.arange(sums.shape[-2])[:, None] % 2 == 1
-    return (torch.where(odd, -1.5, 1.5) * 2**23 + sums).view(torch.int32)
-
-
-def log_maxima(multiplier):
-    return (multiplier.cpu().unflatten(-1, (-1, 64)).amax(-1) / 255).log2()
 
 
 def check_piper(query, key, value, granularity, is_causal, fraction=1e-3):
@@ -224,77 +174,6 @@ def check_sage() -> None:
         # A quotient one step away rounds to the neighbour, an eighth of the number apart.
         assert ((ours - wanted).abs() <= 0.13 * wanted.abs() + 0.002).all()
         assert (ours != wanted).double().mean() < 1e-3
-
-
-def check_sparse() -> None:
-    for rows, head_dim, dtype, mode, masked in (
-        (128, 64, BRAIN, MINMAX, True),
-        (193, 128, HALF, MEAN, False),
-        (193, 64, FULL, MINMAX, False),
-        (192, 128, BRAIN, MEAN, True),
-        (70, 64, BRAIN, None, False),
-    ):
-        tensors = [x.transpose(1, 2).contiguous() for x in operands(rows, rows, head_dim, dtype)]
-        lengths = None
-        if masked:
-            lengths = torch.tensor([64, 1, 37][: rows // 64], dtype=torch.int32)
-        valid = _blocks.valid_rows(rows, lengths, torch.device("cpu"))
-        if masked:
-            for x in tensors:
-                x[:, ~valid.flatten()] = torch.nan
-        blocks = [_blocks.to_blocks(x, valid) for x in tensors]
-        expected = _preparation.prepare(*blocks, valid, rows, 0.125)
-        actual, summaries = sparse.prepare_sparse(
-            *on_device(*tensors),
-            scale=0.125,
-            mode=mode,
-            block_lengths=None if lengths is None else on_device(lengths)[0],
-        )
-        assert_codes(actual.query, expected.query, "query")
-        assert_codes(actual.key, expected.key, "key", 2e-3)
-        assert_codes(actual.value, permuted(expected.value), "value", 2e-3)
-        for name in ("query_scale", "key_scale", "value_multiplier", "value_mean"):
-            assert_floats(getattr(actual, name), getattr(expected, name), name, 1e-5, 1e-6)
-        if mode is None:
-            assert summaries is None
-            continue
-        wanted = _routing.summarize(blocks[0], blocks[1], valid, mode)
-        exact = {"rtol": 0, "atol": 0} if mode is MINMAX else {"rtol": 1e-5, "atol": 1e-6}
-        for name in ("query", "key", "key_aux"):
-            ours, theirs = getattr(summaries, name), getattr(wanted, name)
-            assert ours.shape == theirs.shape, name
-            assert_floats(ours, theirs, f"{name} summary", **exact)
-
-
-def check_routes() -> None:
-    cases = (
-        (2, 1, 5, 7, (0.3, 0.9)),
-        (4, 2, 9, 33, (0.1, 0.2, 0.5, 1.0)),
-        (34, 17, 1, 20, (0.45,) * 34),
-        (1, 1, 2, 1, (1.0,)),
-    )
-    for mode in (MINMAX, MEAN):
-        for heads, kv_heads, queries, blocks, ratios in cases:
-            layout = route_layout([round(ratio * 1e6) for ratio in ratios], blocks)
-            table = routes.route_table(layout, torch.device(DEVICE))
-            assert table.tolist() == [*layout.keep, *layout.offsets]
-            check_selection(mode, (heads, kv_heads, queries, blocks), layout, table)
-
-
-def check_selection(mode, sizes, layout, table) -> None:
-    """Compare selections among small integers, where most scores are equal and all exact."""
-    heads, kv_heads, queries, blocks = sizes
-    generator = torch.Generator().manual_seed(5)
-    shape = (2, kv_heads, blocks + 2, 64)
-    key = torch.randint(-1, 2, shape, generator=generator).float()
-    aux = key - torch.randint(0, 2, shape, generator=generator)
-    query = torch.randint(-1, 2, (2, heads, queries + 1, 64), generator=generator).float()
-    summaries = (query, key, aux if mode is MINMAX else aux[:, :, :0])
-    expected = _routing.select_routes(_routing.RoutingSummaries(*summaries), mode, layout, queries)
-    there = _routing.RoutingSummaries(*on_device(*summaries))
-    actual = routes.select_routes(there, mode, layout, queries, table)
-    assert actual.dtype == torch.uint16
-    assert torch.equal(actual.cpu().int(), expected.int())
 
 
 def main() -> None:
