@@ -1,85 +1,68 @@
-"""The dense attention kernel for Hopper compiles without a GPU and hardly spills."""
+"""The attention kernels for Hopper compile without a GPU and hardly spill."""
 
-import re
-import subprocess
-from tempfile import NamedTemporaryFile
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernel_table"))
 
-from piper_kernels.attention._sm90_kernels import launch
-from piper_kernels.attention._sm90_kernels.dense import dense_attention_kernel as kernel
+from kernel_compiler import build, usage_of
+from kernel_sm90_cases import sm90_cases
 
-POINTERS = {"q_scale": "*fp32", "k_scale": "*fp32", "v_log_max": "*fp32", "v_vector": "*fp32"}
-MAX_STACK = 128  # bytes of a thread; a few row numbers, outside of the loop or rarely read
-
-
-def descriptor(element, *block):
-    layout = gl.NVMMASharedLayout.get_default_for(
-        list(block), gl.int8 if "8" in element else gl.int32
-    )
-    return f"tensordesc<{element}[{', '.join(map(str, block))}],{layout!r}>"
+DENSE = {case.variant: case for case in sm90_cases() if case.kernel == "dense_attention_kernel"}
+ROUTED = {case.variant: case for case in sm90_cases() if case.kernel == "routed_attention_kernel"}
+# Bytes of a thread; a few row numbers, outside of the loop or rarely read.
+DENSE_STACK, ROUTED_STACK = 128, 64
 
 
-def build(head_dim, causal, fp8):
-    constants = {
-        "CAUSAL": causal,
-        "FP8": fp8,
-        "PER_KEY": causal and not fp8,
-        "HAS_MEAN": not causal and not fp8,
-        "STAGES": launch.STAGES[head_dim],
-        "COPY_REGISTERS": launch.COPY_REGISTERS,
-        "ATTEND_REGISTERS": launch.ATTEND_REGISTERS,
-    }
-    types = POINTERS | {
-        "out": "*bf16",
-        "q_desc": descriptor("i8", launch.TILE, head_dim),
-        "k_desc": descriptor("i8", launch.PAIR, head_dim),
-        "v_desc": descriptor("fp8e4nv" if fp8 else "i8", head_dim, launch.TILE),
-        "m_desc": descriptor("fp32", launch.PAIR),
-        "s_desc": descriptor("i32", head_dim),
-    }
-    names = kernel.arg_names
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(names)
-        if signature[name].startswith("*") or name.startswith("stored")
-    }
-    places = {(names.index(name),): value for name, value in constants.items()}
-    source = GluonASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
-    target = GPUTarget("cuda", 90, 32)
-    return triton.compile(source, target=target, options={"num_warps": launch.WARPS})
-
-
-def stack(binary):
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", text)[1])
-
-
-@pytest.mark.parametrize("head_dim", [64, 128], ids=["D64", "D128"])
-@pytest.mark.parametrize(
-    ("causal", "fp8"), [(False, False), (True, False), (True, True)], ids=["full", "causal", "fp8"]
-)
-def test_compiles_for_hopper(head_dim, causal, fp8, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    compiled = build(head_dim, causal, fp8)
+
+
+def head_dim_of(case):
+    return int(case.variant.split()[0].removeprefix("D"))
+
+
+def test_every_width_is_compiled():
+    assert {head_dim_of(case) for case in DENSE.values()} == {64, 128}
+    assert set(ROUTED) == {"D64", "D128"}
+
+
+@pytest.mark.parametrize("variant", DENSE)
+def test_dense_attention(variant):
+    compiled = build(DENSE[variant], "sm_90")
     assert compiled.metadata.shared < 227 * 1024
     text = compiled.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8" in text
-    values = "f32.e4m3.e4m3" if fp8 else "s32.s8.s8"
-    assert f"wgmma.mma_async.sync.aligned.m64n{head_dim}k32.{values}" in text
+    values = "f32.e4m3.e4m3" if "E4M3" in variant else "s32.s8.s8"
+    assert f"wgmma.mma_async.sync.aligned.m64n{head_dim_of(DENSE[variant])}k32.{values}" in text
     # Codes go from accumulators to operands within threads: the only shuffles are of row maxima.
     assert "stmatrix" not in text
-    assert stack(compiled.asm["cubin"]) <= MAX_STACK
+    assert usage_of(compiled, "sm_90").spilled <= DENSE_STACK
+
+
+@pytest.mark.parametrize("variant", ROUTED)
+@pytest.mark.parametrize("ragged_and_coarse", [False, True])
+def test_routed_attention(variant, ragged_and_coarse):
+    flags = dict.fromkeys(("HAS_LENGTHS", "HAS_COARSE"), ragged_and_coarse)
+    case = replace(ROUTED[variant], constants=ROUTED[variant].constants | flags)
+    compiled = build(case, "sm_90")
+    text = compiled.asm["ptx"]
+    assert "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8" in text
+    assert f"wgmma.mma_async.sync.aligned.m64n{head_dim_of(case)}k32.s32.s8.s8" in text
+    assert "setmaxnreg.inc" in text
+    assert "cp.async.bulk.tensor.5d" in text
+    # Two programs share a multiprocessor, one kibibyte is reserved for each.
+    assert 2 * (compiled.metadata.shared + 1024) <= 228 * 1024
+    assert usage_of(compiled, "sm_90").spilled <= ROUTED_STACK
+
+
+def test_tile_sums():
+    case = next(case for case in sm90_cases() if case.kernel == "tile_sum_kernel")
+    assert usage_of(build(case, "sm_90"), "sm_90").spilled == 0

@@ -78,11 +78,21 @@ def unsupported(target: str) -> str:
     return "" if backend.compiler.supports_target(gpu) else f"this Triton does not know {target}"
 
 
-def compile_kernel(case, target: str) -> Usage:
-    """Compile a case with the argument types and alignment of its launcher."""
-    gpu = TARGETS[target]
+def build(case, target: str):
+    """Return a case, compiled with the argument types and alignment of its launcher."""
     with mixed_sign_dots():
-        compiled = triton.compile(_source(case, target), target=gpu, options=dict(case.options))
+        source, options = _source(case, target), dict(case.options)
+        return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def compile_kernel(case, target: str) -> Usage:
+    """Compile a case and return what it needs."""
+    return usage_of(build(case, target), target)
+
+
+def usage_of(compiled, target: str) -> Usage:
+    """Return what a compiled kernel needs."""
+    gpu = TARGETS[target]
     binary = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
     assert binary[:4] == b"\x7fELF"
     shared = compiled.metadata.shared
