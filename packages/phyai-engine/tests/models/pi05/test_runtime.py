@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from phyai.models.pi05.guidance import Guidance
-from phyai.models.pi05.lane import most_padding, prompt_bucket
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
+from phyai.models.pi05.staging import most_padding, prompt_bucket
 from phyai.processing import ModelInputs
 from phyai.runtime import graphs
 

@@ -14,10 +14,10 @@ from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_s
 from phyai.dispatch.config import KernelConfig
 from phyai.dispatch.types import ModelContext
 from phyai.models.pi05.floor import H200_BF16, STAGES, Rates, floor_ms
-from phyai.models.pi05.lane import Staged
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.random_weights import full_size_config, random_model
 from phyai.models.pi05.runtime import PI05Runtime
+from phyai.models.pi05.staging import Staged
 from phyai.processing.inputs import ModelInputs
 from phyai_quant import use_quant_plan
 

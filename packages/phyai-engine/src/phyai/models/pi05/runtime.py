@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from phyai.models.pi05.guidance import Guidance
-from phyai.models.pi05.lane import PROMPT_BUCKETS, Lane, prompt_bucket
+from phyai.models.pi05.lane import Lane
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.savings import Savings
+from phyai.models.pi05.staging import PROMPT_BUCKETS, prompt_bucket
 from phyai.processing.inputs import ModelInputs
 
 MOST_BATCH = 32
