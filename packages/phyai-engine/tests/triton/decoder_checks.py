@@ -9,7 +9,13 @@ import torch
 from torch.nn import functional
 
 from phyai.kernels.attention_segments import attention_segments
+from phyai.kernels.decoder_fused import run_fused
 from phyai.kernels.rope import rope_append
+from phyai.layers import RotaryEmbedding
+from phyai.models.pi05.decoder import Decoder
+from phyai.models.pi05.sizes import DecoderSizes
+from phyai.models.pi05.stream import LayerModulation, Place
+from phyai.runtime.paged import PagedKVCache
 from phyai.runtime.segments import SegmentPlan, segment_row
 from phyai.triton import decoder, rope, segments
 from phyai.triton.decoder import Tiles
@@ -26,9 +32,9 @@ def normal(*shape, dtype=torch.bfloat16):
     return torch.randn(shape, generator=GENERATOR).to(device=DEVICE, dtype=dtype)
 
 
-def close(found, expected, what):
+def close(found, expected, what, *, steps=1):
     error = (found.double() - expected.double()).norm() / expected.double().norm()
-    assert error < STEP, (what, float(error))
+    assert error < steps * STEP, (what, float(error))
 
 
 def norm(x, scale, shift):
@@ -129,7 +135,46 @@ def check_append(tokens, heads_q, heads_k, dim):
         assert torch.cat([ours[:3], ours[3 + tokens :]]).isnan().all(), "other slots written"
 
 
+def check_layers(rows):
+    """All layers, fused, against the layers one by one."""
+    sizes = DecoderSizes(512, layers=2, heads=2, kv_heads=1, head_dim=256, mlp=512)
+    body = Decoder(
+        sizes, prefix="body", role="expert", attention_role="expert", adaptive=True,
+        params_dtype=torch.bfloat16, device=DEVICE,
+    )  # fmt: skip
+    for weight in body.parameters():
+        weight.data.copy_(normal(*weight.shape) * weight.shape[-1] ** -0.5)
+    prefix, x = 70, normal(rows, 512)
+    table = torch.tensor([segment_row((0, rows), (2, prefix), (80, rows))], dtype=torch.int32)
+    plan = SegmentPlan(table.to(DEVICE), rows, prefix + rows)
+    rotary = RotaryEmbedding(256, 2, 1, max_positions=prefix + rows, device=DEVICE)
+    cache = PagedKVCache.allocate(
+        layers=2, slots=80 + rows, kv_heads=1, head_dim=256, dtype=torch.bfloat16, device=DEVICE
+    )
+    for stored in (cache.keys, cache.values):
+        stored.copy_(normal(*stored.shape))
+    place = Place(torch.arange(rows, device=DEVICE) + prefix, rotary, cache, 80, plan)
+    steps = [
+        LayerModulation(*(normal(1, 3 * 512, dtype=torch.float32) for _ in range(2)))
+        for _ in range(2)
+    ]
+    expected = body.run_layers(x, place, steps)
+    written = cache.keys[:, 80:].clone(), cache.values[:, 80:].clone()
+    for stored in (cache.keys, cache.values):
+        stored[:, 80:] = torch.nan
+    final, constants = normal(1, 3 * 512, dtype=torch.float32), {}
+    for _ in range(2):  # the second time with the constants of the first
+        found, update, gate = run_fused(body, x, place, steps, final, constants)
+        assert update is None
+        assert gate is None
+        whole = expected.residual + expected.gate * expected.update
+        close(found, whole, f"layers of {rows} rows", steps=2)
+    close(cache.keys[:, 80:], written[0], "keys of the layers", steps=2)
+    close(cache.values[:, 80:], written[1], "values of the layers", steps=2)
+
+
 def main():
+    check_layers(5)
     for shape in ((1, 1, 1, 16), (7, 8, 1, 64), (5, 6, 2, 32)):
         check_append(*shape)
     check_small_products()
