@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from phyai.client.codec import Dialect, packb, unpackb
@@ -147,8 +147,6 @@ class PolicyClient:
         return socket
 
     def _open(self) -> ClientConnection:
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
-
         try:
             socket = connect(
                 self._address,
@@ -162,8 +160,12 @@ class PolicyClient:
             raise ServerError(f"HTTP {error.response.status_code}: {text}") from None
         except InvalidHandshake as error:
             raise ServerError(str(error)) from None
-        hello = socket.recv(timeout=self._timeout_s)
-        if isinstance(hello, str):
-            raise ServerError(hello)
-        self.metadata = unpackb(hello, _REPLY_LIMITS)
+        try:
+            hello = socket.recv(timeout=self._timeout_s)
+            if isinstance(hello, str):
+                raise ServerError(hello)
+            self.metadata = unpackb(hello, _REPLY_LIMITS)
+        except BaseException:
+            socket.close()
+            raise
         return socket

@@ -103,7 +103,6 @@ class Pages:
             **self._state(),
             "metadata": self._metadata,
             "waiting": service.backend.waiting,
-            "in_progress": service.in_progress,
             "sessions": len(service.sessions),
             "latency": latency_summary(list(service.metrics.recent_ms)),
             "last": None if last is None else _last(last),

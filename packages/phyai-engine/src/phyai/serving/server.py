@@ -44,6 +44,7 @@ class PolicyServer:
     Attributes:
         port: Where it listens, once started.
         connections: Connected clients.
+        in_progress: Requests whose reply is not sent yet.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class PolicyServer:
         engines: Callable[[], list[str]] = lambda: ["ready"],
     ) -> None:
         self.config = config
-        self.connections = 0
+        self.connections = self.in_progress = 0
         self.port = config.port
         self.metrics = Metrics(
             waiting=lambda: backend.waiting,
@@ -84,6 +85,7 @@ class PolicyServer:
             "state": "draining" if self._draining else state,
             "engines": engines,
             "connections": self.connections,
+            "in_progress": self.in_progress,
         }
 
     def describe(self, metadata: Mapping[str, Any]) -> None:
@@ -120,20 +122,18 @@ class PolicyServer:
         if self._server is None:
             return
         self._draining = True
-        event("draining", in_progress=self.service.in_progress)
+        event("draining", in_progress=self.in_progress)
         self._server.close(close_connections=False)
         deadline = time.monotonic() + self.config.drain_s
-        while self.service.in_progress and time.monotonic() < deadline:
+        while self.in_progress and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        # A reply that was just computed is still being sent.
-        await asyncio.sleep(0.02)
         for connection in list(self._server.connections):
             await connection.close(_GOING_AWAY, "the server stops")
         await self._server.wait_closed()
         await self._backend.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
-        event("stopped", unanswered=self.service.in_progress)
+        event("stopped", unanswered=self.in_progress)
         self._server = None
 
     async def _http(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -181,6 +181,7 @@ class PolicyServer:
             if isinstance(frame, str):
                 await connection.close(_BAD_DATA, "requests are binary frames")
                 return
+            self.in_progress += 1
             try:
                 if self._draining:
                     raise OverloadedError("the server stops; connect to another one")
@@ -193,3 +194,5 @@ class PolicyServer:
             else:
                 await connection.send(reply)
                 prev_total_ms = 1e3 * (time.perf_counter() - started)
+            finally:
+                self.in_progress -= 1

@@ -67,7 +67,6 @@ class Service:
         self.backend, self.config, self.metrics, self.recorder = backend, config, metrics, recorder
         self.sessions = Sessions()
         self.last: LastExchange | None = None
-        self.in_progress = 0
         self._limits = Limits(frame_bytes=config.max_frame_bytes)
 
     async def handle(self, frame: bytes, connection: object, prev_total_ms: float | None) -> bytes:
@@ -86,14 +85,11 @@ class Service:
             EngineFailureError: The engine failed.
         """
         started = time.perf_counter()
-        self.in_progress += 1
         try:
             reply, dialect, answer = await self._answer(frame, connection)
         except Exception as error:
             self.metrics.failed(_outcome(error))
             raise
-        finally:
-            self.in_progress -= 1
         seconds = time.perf_counter() - started
         server = {"infer_ms": 1e3 * seconds, "queue_ms": answer.timing_ms.get("queue", 0.0)}
         server["batch"] = answer.batch
