@@ -106,7 +106,8 @@ def _rotated(
 ) -> Projected:
     sizes = layer.sizes
     query, key, value = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
-    return Projected(*rope(positions, query, key), value)
+    query, key = rope(positions, query, key)
+    return Projected(query, key, value)
 
 
 def _per_token(modulation: LayerModulation | None, tokens: int) -> LayerModulation | None:
