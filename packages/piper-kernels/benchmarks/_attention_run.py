@@ -16,7 +16,7 @@ from _attention_phases import profile_call
 from _attention_tables import targets_table
 from _attention_targets import evaluate
 from _graph_timing import Variant, time_variants
-from _harness import device, environment
+from _harness import choose_cases, device, environment
 from _report import result_path, say, write_json
 from torch import Tensor
 
@@ -104,12 +104,7 @@ def chosen[C: (AttentionCase, SparseCase)](
     Raises:
         SystemExit: There are none.
     """
-    cases, texts = quick if options.quick else full, options.cases
-    found = [case for case in cases if not texts or any(text in case.name for text in texts)]
-    if not found:
-        names = "\n".join(case.name for case in cases)
-        raise SystemExit(f"--cases: no name contains any of {texts}; the cases are\n{names}")
-    return found
+    return choose_cases(quick if options.quick else full, options.cases)
 
 
 def run_cases[C: (AttentionCase, SparseCase)](

@@ -10,8 +10,9 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from _report import commit, say, table, versions
@@ -49,6 +50,28 @@ class Case:
 def device() -> torch.device:
     """Return the device that is measured: the first GPU, or else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Named(Protocol):
+    """What a benchmark measures."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables, of which ``--cases`` gives a part."""
+        ...
+
+
+def choose_cases[C: Named](cases: Sequence[C], texts: Sequence[str] | None) -> list[C]:
+    """Return the cases whose names contain any of the texts; all without texts.
+
+    Raises:
+        SystemExit: There are none.
+    """
+    found = [case for case in cases if not texts or any(text in case.name for text in texts)]
+    if not found:
+        names = "\n".join(case.name for case in cases)
+        raise SystemExit(f"--cases: no name contains any of {texts}; the cases are\n{names}")
+    return found
 
 
 def size(full: tuple[int, int], quick: bool) -> tuple[int, int]:

@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 from _graph_timing import Variant, time_variants
-from _harness import WrongResultError, device, environment, kernel_names, require_as_exact
+from _harness import (
+    WrongResultError,
+    choose_cases,
+    device,
+    environment,
+    kernel_names,
+    require_as_exact,
+)
 from _linear_cases import FULL, QUICK, LinearCase
 from _linear_providers import PROVIDERS, Operator, Provider
 from _linear_tables import linear_table, targets_table
@@ -248,11 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)
     quick = options.quick or device().type != "cuda"
-    cases = [
-        case
-        for case in (QUICK if quick else FULL)
-        if not options.cases or any(text in case.name for text in options.cases)
-    ]
+    cases = choose_cases(QUICK if quick else FULL, options.cases)
     facts = environment(quick=quick, revision=options.commit)
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
     path = options.json

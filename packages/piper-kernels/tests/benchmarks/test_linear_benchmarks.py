@@ -21,6 +21,11 @@ from _report import HERE
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a dry run is for the CPU")
 
 
+def test_unknown_cases_are_refused():
+    with pytest.raises(SystemExit, match=r"no name contains any of \['M=999'\]; the cases are\nM="):
+        benchmark_linear.main(["--quick", "--providers", "bf16", "--cases", "M=999"])
+
+
 def test_dry_run_of_linears(tmp_path, capsys):
     path = tmp_path / "linear.json"
     assert benchmark_linear.main(["--quick", "--json", str(path), "--commit", "abc"]) == 0

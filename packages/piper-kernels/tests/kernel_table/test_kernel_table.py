@@ -18,8 +18,6 @@ from kernel_compiler import TARGETS, Usage, compile_kernel, unsupported
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "kernel-table.md"
 WRITE = bool(os.environ.get("PIPER_WRITE_KERNEL_TABLE"))
-# Four chained products of 128x128 do not fit into tensor memory; 64 rows or outputs do.
-KNOWN_TRAPS: set[tuple[str, str]] = set()
 BEGIN, END = "<!-- kernels -->", "<!-- end of kernels -->"
 
 
@@ -103,4 +101,4 @@ def test_the_page_has_a_row_for_every_kernel(measured):
         for target, cell in shown[case.name].items():
             assert (cell != "–") == (target in case.targets), (case.name, target, cell)
     traps = {(name, t) for name, cells in shown.items() for t in cells if cells[t] == "traps"}
-    assert {(name.rpartition(" ")[0], target) for name, target in traps} == KNOWN_TRAPS
+    assert not traps, f"these kernels compile to a trap: {sorted(traps)}"
