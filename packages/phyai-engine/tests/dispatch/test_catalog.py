@@ -62,7 +62,7 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 14
+    assert len(OP_MODULES) == 15
     assert set(catalog.ops()) == {
         "activation",
         "adarmsnorm",
@@ -79,6 +79,7 @@ def test_operations_and_references(catalog):
         "layernorm",
         "layernorm_add",
         "modulate",
+        "qk_norm_rope_append",
         "rmsnorm",
         "rmsnorm_add",
         "rmsnorm_silu_mul",

@@ -176,6 +176,31 @@ def check_rope() -> None:
                 compare("rope", "eager.rope", positions, q, k, cache, facts=facts)
 
 
+def check_qk_norm() -> None:
+    """Queries against the reference, and that just the given slots are written."""
+    op = "qk_norm_rope_append"
+    for dtype in DTYPES:
+        for heads_q, heads_k, head_dim in ((3, 1, 16), (4, 2, 64), (2, 2, 128)):
+            qkv = normal(5, (heads_q + 2 * heads_k) * head_dim, dtype=dtype)
+            qkv[1], qkv[2] = 0, 1e4
+            weights = normal(head_dim), normal(head_dim).to(dtype)
+            angles = torch.rand(5, head_dim // 2, generator=GENERATOR).to(DEVICE) * 6
+            slots = torch.tensor([7, 3, 0, 8, 5]).to(DEVICE)
+            for variant in ("rms", "rms_cast"):
+                stored = []
+                for row in (f"triton.{op}", f"torch.{op}"):
+                    shape = (11, 2, heads_k, head_dim)
+                    caches = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE).unbind(1)
+                    rotation = torch.cat((angles.cos(), angles.sin()), 1)
+                    arguments = (qkv, *weights, rotation, slots, *caches, EPS)
+                    stored.append((run(row, arguments, {"attrs.variant": variant}), *caches))
+                for ours, theirs in zip(*stored, strict=True):
+                    assert torch.equal(ours.isnan(), theirs.isnan()), (op, dtype)
+                    error = (ours.nan_to_num().double() - theirs.nan_to_num().double()).norm()
+                    bound = 2 * TOLERANCE[dtype] * theirs.nan_to_num().double().norm()
+                    assert error <= bound, (op, variant, dtype, float(error / bound))
+
+
 def check_causal_conv() -> None:
     for dtype in DTYPES:
         for tokens, channels, taps in ((1, 1, 1), (17, 300, 4), (33, 7, 8)):
@@ -195,5 +220,6 @@ if __name__ == "__main__":
     check_activations()
     check_embedding()
     check_rope()
+    check_qk_norm()
     check_causal_conv()
     print("kernel checks passed")

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from phyai.triton import activation, adaptive, causal_conv, embedding, norms, rope
+from phyai.triton import activation, adaptive, causal_conv, embedding, norms, qk_norm, rope
 
 CHECKS = Path(__file__).with_name("kernel_checks.py")
 TARGETS = {
@@ -42,11 +42,18 @@ KERNELS = {
         rope._append_kernel,
         {"HEADS_Q": 8, "HEADS_K": 1, "HALF": 128, "BLOCK_H": 16, "BLOCK": 128},
     ),
+    "qk_norm": (
+        qk_norm._qk_norm_kernel,
+        {
+            "HEADS_Q": 32, "HEADS_K": 8, "HALF": 64, "CAST_FIRST": True,
+            "BLOCK_H": 64, "BLOCK": 64,
+        },
+    ),
     "causal_conv": (
         causal_conv._causal_conv_kernel,
         {"TAPS": 4, "SILU": True, "TOKENS": 16, "CHANNELS": 256},
     ),
-}
+}  # fmt: skip
 POINTERS = {
     "bias": "*fp32",
     "cache": "*fp32",
@@ -64,9 +71,13 @@ POINTERS = {
     "query": "*bf16",
     "query_out": "*bf16",
     "residual": "*bf16",
+    "rotation": "*fp32",
     "shift": "*bf16",
+    "slots": "*i64",
     "total": "*bf16",
     "weight": "*fp32",
+    "weight_k": "*bf16",
+    "weight_q": "*bf16",
     "x": "*bf16",
 }
 TYPES = {"modulate": {"scale": "*bf16"}, "channel": {"positions": "i32", "scale": "fp32"}}

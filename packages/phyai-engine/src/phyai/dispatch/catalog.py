@@ -26,6 +26,7 @@ OP_MODULES = (
     "modulation",
     "norm",
     "norm_fused",
+    "qk_norm",
     "rope",
     "triton_rows",
 )
