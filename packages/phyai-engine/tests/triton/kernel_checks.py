@@ -143,7 +143,7 @@ def check_modulate() -> None:
 
 def check_activations() -> None:
     for dtype, tokens, hidden in cases():
-        for kind in ("gelu", "gelu_tanh", "silu"):
+        for kind in ("gelu", "gelu_tanh", "silu", "relu2"):
             x = normal(tokens, hidden, dtype=dtype)
             facts = {"attrs.activation": kind, "attrs.gated": False}
             compare("activation", f"torch.activation.{kind}", 3 * x, facts=facts)
@@ -155,6 +155,9 @@ def check_activations() -> None:
         out = run("triton.activation", (ends,), {"attrs.activation": kind, "attrs.gated": False})
         assert torch.equal(out[0, :2].abs(), torch.zeros(2, device=DEVICE)), (kind, out)
         assert torch.equal(out[0, 4:], ends[0, 4:]), (kind, out)
+    squared = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1e4, 9e8]], device=DEVICE)
+    out = run("triton.activation", (ends,), {"attrs.activation": "relu2", "attrs.gated": False})
+    assert torch.equal(out, squared), out
 
 
 def check_embedding() -> None:

@@ -33,6 +33,7 @@ KERNELS = {
     "adaptive": (adaptive._adaptive_kernel, {"ADD": True, "BLOCK": 1024}),
     "modulate": (adaptive._modulate_kernel, {"BLOCK": 1024}),
     "activation": (activation._activation_kernel, {"KIND": 0, "GATED": True, "BLOCK": 1024}),
+    "relu2": (activation._activation_kernel, {"KIND": 3, "GATED": False, "BLOCK": 1024}),
     "embedding": (embedding._embedding_kernel, {"BLOCK": 1024}),
     "rope": (
         rope._rope_kernel,

@@ -19,11 +19,17 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": functional.silu,
+    "relu2": _relu2,
 }
+_FLASHINFER = ("gelu", "gelu_tanh", "silu")
 
 
 def _plain(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -77,21 +83,22 @@ def populate(catalog: Catalog) -> None:
     )
     for name, function in _FUNCTIONS.items():
         fused = f"{name}_and_mul"
-        catalog.register(
-            Impl(
-                kernel_id=f"flashinfer.activation.{fused}",
-                op="activation",
-                when=all_of(
-                    FLASHINFER,
-                    _is(name, gated=True),
-                    half("input"),
-                    divisible("shape.hidden", VECTOR),
-                ),
-                prepare=_flashinfer(fused),
-                priority=Priority.OPTIMIZED + 2,
-                metadata={"package": "flashinfer-python"},
+        if name in _FLASHINFER:
+            catalog.register(
+                Impl(
+                    kernel_id=f"flashinfer.activation.{fused}",
+                    op="activation",
+                    when=all_of(
+                        FLASHINFER,
+                        _is(name, gated=True),
+                        half("input"),
+                        divisible("shape.hidden", VECTOR),
+                    ),
+                    prepare=_flashinfer(fused),
+                    priority=Priority.OPTIMIZED + 2,
+                    metadata={"package": "flashinfer-python"},
+                )
             )
-        )
         for kernel_id, gated, run in (
             (f"torch.activation.{name}", False, _plain(function)),
             (f"torch.activation.{fused}", True, _gated(function)),

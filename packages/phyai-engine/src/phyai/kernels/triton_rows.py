@@ -137,7 +137,7 @@ _CONV = all_of(
     one_of("attrs.activation", "none", "silu", kind=FactKind.STR),
 )
 _ACTIVATION = all_of(
-    _INPUT, one_of("attrs.activation", "gelu", "gelu_tanh", "silu", kind=FactKind.STR)
+    _INPUT, one_of("attrs.activation", "gelu", "gelu_tanh", "silu", "relu2", kind=FactKind.STR)
 )
 _SAME_DTYPE = all_of(same("dtype.shift", "dtype.input"), same("dtype.scale", "dtype.input"))
 

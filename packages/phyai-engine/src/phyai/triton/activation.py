@@ -15,8 +15,8 @@ from phyai.triton.rows import flat_rows
 
 BLOCK = 1024
 
-_GELU, _GELU_TANH = tl.constexpr(0), tl.constexpr(1)
-KINDS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}
+_GELU, _GELU_TANH, _SILU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+KINDS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu2": 3}
 
 
 @triton.jit
@@ -27,8 +27,11 @@ def _activate(values, KIND: tl.constexpr):
         # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
         inner = values * (1.0 + 0.044715 * values * values)
         result = values * tl.sigmoid(1.5957691216057308 * inner)
-    else:
+    elif KIND == _SILU:
         result = values * tl.sigmoid(values)
+    else:
+        positive = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        result = positive * positive
     return result
 
 
@@ -52,7 +55,7 @@ def activation(x: Tensor, kind: str, *, gated: bool) -> Tensor:
 
     Args:
         x: [..., H], or [..., 2 * H] when gated.
-        kind: ``gelu`` (exact), ``gelu_tanh`` or ``silu``.
+        kind: ``gelu`` (exact), ``gelu_tanh``, ``silu`` or ``relu2`` (the square of ReLU).
         gated: whether the right half multiplies the activated left half.
     """
     rows = flat_rows(x)
