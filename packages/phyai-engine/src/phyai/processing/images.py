@@ -95,7 +95,7 @@ def prepare_image(
         ProcessingError: The frame has another layout, dtype or range, or needs a resize that
             `ResizeFilter.NONE` forbids.
     """
-    frame = _as_rgb(image, name)
+    frame = as_rgb(image, name)
     height, width = frame.shape[:2]
     if (height, width) == tuple(resolution):
         return _scale(_planar(frame))
@@ -115,8 +115,19 @@ def prepare_image(
     return canvas
 
 
-def _as_rgb(image: np.ndarray, name: str) -> np.ndarray:
-    """Checks layout, dtype and range; returns `[H, W, 3]`, uint8 or float32."""
+def as_rgb(image: np.ndarray, name: str) -> np.ndarray:
+    """Checks layout, dtype and range of a frame and brings its colours last.
+
+    Args:
+        image: RGB, uint8 or floats in [0, 1], `[H, W, 3]` or `[3, H, W]`.
+        name: Camera name for error messages.
+
+    Returns:
+        `[H, W, 3]`, uint8 or float32.
+
+    Raises:
+        ProcessingError: The frame has another layout, dtype or range.
+    """
     array = np.asarray(image)
     if array.ndim != 3:
         kind = {2: "a grayscale or depth frame", 4: "a batch of frames"}.get(array.ndim, "no frame")
