@@ -118,8 +118,9 @@ def check_count(label: str, name: str, count: int, low: int, high: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int | torch.SymInt):
         raise TypeError(f"{label}: {name} must be an integer, got {type(count).__name__}")
     if torch.compiler.is_compiling() or isinstance(count, torch.SymInt):
-        torch._check(count >= low, lambda: f"{label}: {name} must be at least {low}")
-        torch._check(count <= high, lambda: f"{label}: {name} exceeds the blocks of the sequence")
+        # Tracing needs messages that refer to nothing.
+        torch._check(count >= low, lambda: "too few blocks for sparse Piper attention")
+        torch._check(count <= high, lambda: "more blocks than the sequence has")
     elif not low <= count <= high:
         raise ValueError(f"{label}: {name} must be in [{low}, {high}], got {count}")
 

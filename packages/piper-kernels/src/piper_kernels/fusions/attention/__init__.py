@@ -1,0 +1,1 @@
+"""What fusions of projections with sparse and with dense attention share."""
