@@ -80,6 +80,12 @@ UNTOUCHED = {
 MODELS = tuple(QUANTIZED)
 PORTABLE = ("convrot_int8", "convrot_nvfp4", "nvfp4")
 TUNED = ("pi05_h200", "pi05_h200_fast")
+# Presets of one tower, and the preset of both that they are part of.
+GENERATION = {
+    "generation_convrot_int8": "convrot_int8",
+    "generation_convrot_nvfp4": "convrot_nvfp4",
+    "generation_fp8_e4m3_a8": "humming_fp8_e4m3_a8",
+}
 
 
 def preset(model, name, catalog):
@@ -118,8 +124,20 @@ def humming_query(variant, device, dtype="bf16"):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_presets_are_there(model):
     names = {path.stem for path in (EXAMPLES / model / "kernel_policies").glob("*.yaml")}
-    tuned = TUNED if model == "pi05" else ()
+    tuned = TUNED if model == "pi05" else GENERATION
     assert names == {*(f"humming_{variant}" for variant in HUMMING), *PORTABLE, *tuned}
+
+
+@pytest.mark.parametrize(("name", "whole"), GENERATION.items())
+def test_presets_of_the_generation_tower_leave_the_other_one(name, whole, catalog):
+    part, both = preset("cosmos3", name, catalog), preset("cosmos3", whole, catalog)
+    scheme = scheme_of(both, "cosmos3")
+    for layer in QUANTIZED["cosmos3"]:
+        expected = scheme if layer.startswith("gen_layers.") else None
+        assert part.quant_plan.resolve(layer) == expected, layer
+    assert all(part.quant_plan.resolve(layer) is None for layer in UNTOUCHED["cosmos3"])
+    changes = diff_policies(both, part, catalog)
+    assert [change.where for change in changes] == ["quantization"]
 
 
 @pytest.mark.parametrize("name", TUNED)

@@ -29,20 +29,20 @@ TINY_COMMON: dict[str, Any] = {
     "attention_bias": False,
     "base_fps": 24,
     "enable_fps_modulation": True,
-    "head_dim": 16,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "head_dim": 32,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "joint_attn_implementation": "two_way",
     "latent_channel": 4,
     "latent_patch_size": 2,
     "num_attention_heads": 4,
     "num_embodiment_domains": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_key_value_heads": 2,
     "patch_latent_dim": 16,
     "position_embedding_type": "unified_3d_mrope",
     "qk_norm_for_diffusion": True,
-    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [8, 4, 4]},
     "timestep_scale": 0.001,
     "unified_3d_mrope_reset_spatial_ids": True,
     "unified_3d_mrope_temporal_modality_margin": 15000,
@@ -76,7 +76,10 @@ TINY_TRANSFORMER: dict[Variant, dict[str, Any]] = {
         "use_und_k_norm_for_gen": True,
     },
 }
-"""Sizes of the tiny models, but for ``vocab_size``, which the tokenizer decides."""
+"""The tiny models, but for ``vocab_size``, which the tokenizer decides.
+
+The widths are multiples of 128, so that every kernel policy can store the weights.
+"""
 
 TINY_VAE: dict[str, Any] = {
     "_class_name": "AutoencoderKLWan",
