@@ -29,6 +29,17 @@ def test_reads_all_shards_of_an_index(tmp_path):
     assert set(CheckpointReader(tmp_path).shapes) == {"a", "b"}
 
 
+def test_files_of_another_name_and_single_rows(tmp_path):
+    table = torch.arange(20.0).view(5, 4)
+    write(tmp_path / "part.safetensors", table=table)
+    write(tmp_path / "model.safetensors", other=table)
+    reader = CheckpointReader(tmp_path, stem="part")
+    assert set(reader.shapes) == {"table"}
+    assert torch.equal(reader.get_rows("table", (3, 0)), table[[3, 0]])
+    with pytest.raises(CheckpointError, match=r"no gone\.safetensors and no gone\.safetensors\.i"):
+        CheckpointReader(tmp_path, stem="gone")
+
+
 def test_a_missing_shard_is_named(tmp_path):
     index = {"weight_map": {"a": "gone.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

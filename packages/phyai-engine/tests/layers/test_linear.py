@@ -156,3 +156,41 @@ def test_a_missing_bias_is_named():
     del tensors["attn.v_proj.bias"]
     with pytest.raises(CheckpointError, match=r"1 missing:\n    attn\.v_proj\.bias$"):
         load_into(layer, readers(tensors), source="test")
+
+
+STORED = ("blocks.0.to_q", "blocks.0.to_k", "blocks.0.to_v")
+
+
+def test_a_checkpoint_may_spell_the_legs_otherwise():
+    layer = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj", stored=STORED)
+    ours = Linear(32, LEGS, bias=True, prefix="attn.qkv_proj")
+    tensors = parts()
+    load_into(ours, readers(tensors), source="test")
+    renamed = {
+        key.replace(f"attn.{leg.name}", name): value
+        for key, value in tensors.items()
+        for leg, name in zip(LEGS, STORED, strict=True)
+        if leg.name in key
+    }
+    load_into(layer, readers(renamed), source="test")
+    assert torch.equal(layer.weight, ours.weight)
+    assert torch.equal(layer.bias, ours.bias)
+
+
+def test_errors_speak_of_the_names_in_the_file():
+    layer = Linear(32, LEGS, prefix="attn.qkv_proj", stored=STORED)
+    tensors = {f"{STORED[0]}.weight": torch.randn(16, 31), f"{STORED[2]}.weight": torch.ones(3, 32)}
+    with pytest.raises(CheckpointError) as caught:
+        load_into(layer, readers(tensors), source="test")
+    assert "missing:\n    blocks.0.to_k.weight\n" in str(caught.value)
+    assert "1 wrong:\n    blocks.0.to_q.weight: " in str(caught.value)
+    one = Linear(4, 3, prefix="attn.to_out", stored=("blocks.0.o",), bias=True)
+    assert one.missing_parts() == ["blocks.0.o.weight", "blocks.0.o.bias"]
+
+
+@pytest.mark.parametrize("pattern", ["attn.q_proj", "attn.qkv_proj", STORED[0]])
+def test_rules_match_either_spelling(pattern):
+    rules = [Rule(Matcher("name", name), CONVROT) for name in (pattern, *STORED[1:])]
+    with use_quant_plan(QuantPlan(rules, None)):
+        layer = Linear(32, LEGS, prefix="attn.qkv_proj", stored=STORED)
+    assert layer.spec.spec_id.startswith("convrot_int8")

@@ -112,6 +112,19 @@ def test_adding_first_equals_a_separate_sum(dtype):
     assert out.dtype == total.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_the_plain_variant_multiplies_by_its_weight(dtype):
+    torch.manual_seed(0)
+    layer = RMSNorm(24, prefix="norm", variant="rms", eps=1e-3, adds=True)
+    layer.weight.data.uniform_(0.5, 1.5)
+    x, residual = torch.randn(2, 5, 24).to(dtype)
+    wide = (x + residual).double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * layer.weight.double()
+    bound = 1e-6 if dtype == FP32 else 2**-8
+    torch.testing.assert_close(layer(x + residual).double(), expected, rtol=bound, atol=bound)
+    torch.testing.assert_close(layer.add(x, residual)[0].double(), expected, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("conditions", [1, 5])
 def test_adding_behind_a_gate_equals_separate_steps(conditions):
     torch.manual_seed(0)

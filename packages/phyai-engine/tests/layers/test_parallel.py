@@ -7,6 +7,7 @@ import torch
 from phyai.checkpoints import CheckpointError, load_into
 from phyai.layers import (
     ColumnParallelLinear,
+    Embedding,
     Leg,
     Linear,
     MergedColumnParallelLinear,
@@ -64,6 +65,24 @@ def test_row_parallel_parts_add_up_with_one_bias(scheme, monkeypatch):
         loaded(RowParallelLinear(64, 7, tp=tp, **options), tensors)(part)
     assert [group for _, group in sums] == ["pair", "pair"]
     torch.testing.assert_close(sums[0][0] + sums[1][0], whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_of_a_vocabulary_add_up_to_the_whole_table(size, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, group=None: x)
+    table = random(12, 5)
+    ids = torch.tensor([0, 11, 3, 3, 6, 5])
+    total = torch.zeros(6, 5)
+    for rank in range(size):
+        tp = TensorParallel(rank, size)
+        layer = Embedding(12, 5, key="e.weight", params_dtype=torch.float32, tp=tp)
+        assert layer.weight.shape == (12 // size, 5)
+        total += loaded(layer, {"e.weight": table})(ids)
+    assert torch.equal(total, table[ids])
+    with pytest.raises(ValueError, match="the vocabulary is 12 and cannot be divided among 5"):
+        Embedding(12, 5, key="e", params_dtype=torch.float32, tp=TensorParallel(0, 5))
+    with pytest.raises(CheckpointError, match=r"e\.weight: .*\(11, 5\), the model needs \(12, 5\)"):
+        loaded(layer, {"e.weight": table[1:]})
 
 
 def test_one_rank_needs_no_process_group():

@@ -165,6 +165,7 @@ class QuantPlan:
         module_cls: type | str | None = None,
         *,
         legs: Sequence[str] | None = None,
+        stored: Sequence[str] = (),
     ) -> QuantScheme | None:
         """Returns the scheme of a layer.
 
@@ -176,11 +177,13 @@ class QuantPlan:
             prefix: Full dotted name of the layer.
             module_cls: Its class or class name, for ``module_cls`` rules.
             legs: Last components of the legs of a fused layer that is not a known one.
+            stored: Full names of the legs in the checkpoint where the model spells them
+                otherwise; rules match either.
 
         Raises:
-            QuantConfigError: The legs disagree, or the name has an empty segment.
+            QuantConfigError: The legs disagree, or a name has an empty segment.
         """
-        return self.explain(prefix, module_cls, legs=legs).scheme
+        return self.explain(prefix, module_cls, legs=legs, stored=stored).scheme
 
     def explain(
         self,
@@ -188,14 +191,23 @@ class QuantPlan:
         module_cls: type | str | None = None,
         *,
         legs: Sequence[str] | None = None,
+        stored: Sequence[str] = (),
     ) -> Resolution:
         """Returns which rule decides each leg of the layer; arguments as `resolve`."""
         matching.check_name(prefix)
         names = matching.fused_legs(prefix, legs)
-        return Resolution(prefix, tuple(self._resolve_leg(n, prefix, module_cls) for n in names))
+        others = [(matching.check_name(name),) for name in stored] or [()] * len(names)
+        return Resolution(
+            prefix,
+            tuple(
+                self._resolve_leg(leg, (*matching.names_of_leg(leg, prefix), *other), module_cls)
+                for leg, other in zip(names, others, strict=True)
+            ),
+        )
 
-    def _resolve_leg(self, leg: str, prefix: str, module_cls: type | str | None) -> LegResolution:
-        names = matching.names_of_leg(leg, prefix)
+    def _resolve_leg(
+        self, leg: str, names: tuple[str, ...], module_cls: type | str | None
+    ) -> LegResolution:
         for rule in self.rules:
             for name in names:
                 if rule.matcher.matches(name, module_cls):

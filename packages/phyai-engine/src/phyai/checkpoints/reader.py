@@ -1,7 +1,7 @@
 """Reads tensors and their shapes from one or several safetensors files."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,14 +10,13 @@ from torch import Tensor
 
 from phyai.checkpoints.errors import CheckpointError
 
-_INDEX = "model.safetensors.index.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def _weight_files(directory: Path, stem: str) -> list[Path]:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory; pass the checkpoint's folder")
-    index = directory / _INDEX
+    index = directory / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -29,7 +28,7 @@ def _weight_files(directory: Path) -> list[Path]:
                 raise CheckpointError(f"{index}: {name!r} is not a file name in this folder")
         return [directory / name for name in names]
     files = sorted(directory.glob("*.safetensors"))
-    single = directory / "model.safetensors"
+    single = directory / f"{stem}.safetensors"
     if single in files:
         return [single]
     pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
@@ -39,15 +38,16 @@ def _weight_files(directory: Path) -> list[Path]:
         if pickled
         else ""
     )
-    raise CheckpointError(f"{directory} has no model.safetensors and no {_INDEX}{hint}")
+    raise CheckpointError(f"{directory} has no {single.name} and no {index.name}{hint}")
 
 
 class CheckpointReader:
     """The tensors of a checkpoint folder under canonical names.
 
     Args:
-        directory: folder with ``model.safetensors`` or an index of shards.
+        directory: folder with ``<stem>.safetensors`` or an index of shards.
         canonical: maps a stored name to the model's name, or to None to leave it out.
+        stem: name of the weight file, or of the shards' index, before ``.safetensors``.
 
     Attributes:
         shapes: shape of each tensor by canonical name.
@@ -59,14 +59,18 @@ class CheckpointReader:
     """
 
     def __init__(
-        self, directory: Path, canonical: Callable[[str], str | None] = lambda name: name
+        self,
+        directory: Path,
+        canonical: Callable[[str], str | None] = lambda name: name,
+        *,
+        stem: str = "model",
     ) -> None:
         self.directory = Path(directory)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         self.ignored: list[str] = []
         self._stored: dict[str, tuple[Path, str]] = {}
-        for path in _weight_files(self.directory):
+        for path in _weight_files(self.directory, stem):
             self._scan(path, canonical)
 
     def _scan(self, path: Path, canonical: Callable[[str], str | None]) -> None:
@@ -87,7 +91,9 @@ class CheckpointReader:
                     self.dtypes[name] = view.get_dtype()
                     self._stored[name] = (path, stored)
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path} is named by {_INDEX} but does not exist") from error
+            raise CheckpointError(
+                f"{path} is named by the index of shards but does not exist"
+            ) from error
         except SafetensorError as error:
             raise CheckpointError(
                 f"{path} is not a complete safetensors file ({error}); copy it again"
@@ -98,6 +104,15 @@ class CheckpointReader:
         path, stored = self._stored[name]
         with safe_open(path, framework="pt", device=str(device)) as file:
             return file.get_tensor(stored)
+
+    def get_rows(
+        self, name: str, rows: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Returns the given rows of one tensor, [len(rows), ...]; no other row is read."""
+        path, stored = self._stored[name]
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            view = file.get_slice(stored)
+            return torch.cat([view[row : row + 1] for row in rows])
 
     def logical_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes that the tensors stand for.

@@ -36,9 +36,25 @@ class HasSlots(Protocol):
 
 
 def copy_slot(
-    key: str, parameter: nn.Parameter, *, aliases: tuple[str, ...] = (), optional: bool = False
+    key: str,
+    parameter: nn.Parameter,
+    *,
+    aliases: tuple[str, ...] = (),
+    optional: bool = False,
+    whole: tuple[int, ...] | None = None,
+    first_row: int = 0,
 ) -> TensorSlot:
-    """Returns the slot of a parameter that is stored exactly as it is used."""
+    """Returns the slot of a parameter that is stored exactly as it is used.
+
+    Args:
+        key: canonical checkpoint name.
+        parameter: is filled.
+        aliases: as in `TensorSlot`.
+        optional: as in `TensorSlot`.
+        whole: shape in the checkpoint if the parameter is a part of it.
+        first_row: first row of that part.
+    """
+    expected = tuple(parameter.shape) if whole is None else whole
 
     def load(source: Tensor) -> None:
         if not source.is_floating_point() or source.itemsize < 2:
@@ -46,12 +62,11 @@ def copy_slot(
                 f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
                 "use a checkpoint that stores it in fp32, fp16 or bf16"
             )
-        if source.shape != parameter.shape:
+        if tuple(source.shape) != expected:
             raise CheckpointError(
-                f"{key}: the checkpoint has shape {tuple(source.shape)}, "
-                f"the model needs {tuple(parameter.shape)}"
+                f"{key}: the checkpoint has shape {tuple(source.shape)}, the model needs {expected}"
             )
-        parameter.data.copy_(source)
+        parameter.data.copy_(source[first_row : first_row + parameter.shape[0]])
 
     return TensorSlot(key, load, aliases, optional)
 

@@ -120,7 +120,9 @@ def _rule(layer: "Linear", plan: "QuantPlan | None") -> "tuple[str, QuantScheme 
     if not layer.prefix:
         return NO_NAME, None, ""
     legs = [leg.name for leg in layer.legs] if len(layer.legs) > 1 else None
-    resolution = plan.explain(layer.prefix, type(layer), legs=legs)
+    resolution = plan.explain(
+        layer.prefix, type(layer), legs=legs, stored=layer.stored if layer.renamed else ()
+    )
     rules = dict.fromkeys(_rule_text(leg.rule) for leg in resolution.legs)
     text = "; ".join(rules)
     try:

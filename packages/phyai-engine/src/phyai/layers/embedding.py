@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, copy_slot
 from phyai.dispatch import CallSite
+from phyai.layers.parallel import TensorParallel
 
 
 class Embedding(nn.Module):
@@ -19,6 +20,10 @@ class Embedding(nn.Module):
         aliases: further names under which a checkpoint may store the same (tied) table.
         params_dtype: storage dtype.
         device: where the table lives.
+        tp: this rank; each holds an equal part of the table, and vectors are summed over them.
+
+    Raises:
+        ValueError: if the ranks cannot hold equal parts of the vocabulary.
     """
 
     def __init__(
@@ -30,18 +35,21 @@ class Embedding(nn.Module):
         aliases: tuple[str, ...] = (),
         params_dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        tp: TensorParallel | None = None,
     ) -> None:
         super().__init__()
         self.vocab, self.width = vocab, width
+        self.tp = TensorParallel() if tp is None else tp
+        self.start, rows = self.tp.part(vocab, "the vocabulary")
         self._key, self._aliases = key, aliases
         self.weight = nn.Parameter(
-            torch.empty(vocab, width, dtype=params_dtype, device=device), requires_grad=False
+            torch.empty(rows, width, dtype=params_dtype, device=device), requires_grad=False
         )
         self._site = CallSite(
             "embedding",
             role="embedding",
             dims={"embedding_dim": width},
-            attrs={"shard_start": 0, "shard_end": vocab},
+            attrs={"shard_start": self.start, "shard_end": self.start + rows},
         )
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -51,8 +59,12 @@ class Embedding(nn.Module):
             dtype={"input": ids.dtype, "weight": self.weight.dtype},
             dims={"tokens": ids.numel()},
         )
-        return selection.execute(ids, self.weight, 0, self.vocab)
+        stop = self.start + self.weight.shape[0]
+        return self.tp.all_reduce(selection.execute(ids, self.weight, self.start, stop))
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the table."""
-        yield copy_slot(self._key, self.weight, aliases=self._aliases)
+        whole = (self.vocab, self.width)
+        yield copy_slot(
+            self._key, self.weight, aliases=self._aliases, whole=whole, first_row=self.start
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phyai.checkpoints.errors import CheckpointError
 from phyai.checkpoints.slots import TensorSlot
 from phyai.dispatch import CallSite
-from phyai_quant import QuantScheme, get_active_plan, materialize
+from phyai_quant import QuantConfigError, QuantScheme, get_active_plan, materialize
 from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
 
@@ -57,6 +57,8 @@ class Linear(nn.Module):
         scheme: quantization scheme, overriding the plan.
         slices: which part of each leg's checkpoint tensors the layer holds, where N and K are
             those of one rank; all of them by default.
+        stored: full checkpoint name of each leg where it does not follow from ``prefix``; plans
+            match it too.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Linear(nn.Module):
         spec: WeightSpec | None = None,
         scheme: QuantScheme | None = None,
         slices: Sequence[LegSlice] = (),
+        stored: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.prefix = prefix
@@ -80,13 +83,18 @@ class Linear(nn.Module):
             self.legs = (Leg(prefix.rpartition(".")[2], out_features),)
         else:
             self.legs = tuple(out_features)
+        parent = prefix.rpartition(".")[0]
+        self.renamed = bool(stored)
+        self.stored = tuple(stored) or tuple(
+            f"{parent}.{leg.name}" if parent else leg.name for leg in self.legs
+        )
         self.in_features = in_features
         self.out_features = sum(leg.width for leg in self.legs)
         if spec is None:
             plan = get_active_plan()
             if scheme is None and plan is not None and prefix:
                 legs = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
-                scheme = plan.resolve(prefix, type(self), legs=legs)
+                scheme = plan.resolve(prefix, type(self), legs=legs, stored=stored)
             spec = materialize(scheme, sm_version(device))
         else:
             scheme = None
@@ -131,15 +139,11 @@ class Linear(nn.Module):
         )
         return selection.execute(self, x, bias)
 
-    def _leg_name(self, leg: Leg) -> str:
-        parent = self.prefix.rpartition(".")[0]
-        return f"{parent}.{leg.name}" if parent else leg.name
-
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""
         everything = range(len(self.legs))
         for index, leg in enumerate(self.legs):
-            yield from self._slots(self._leg_name(leg), range(index, index + 1), leg.shard_id)
+            yield from self._slots(self.stored[index], range(index, index + 1), leg.shard_id)
         if len(self.legs) > 1 and self.prefix:
             yield from self._slots(self.prefix, everything, None)
 
@@ -154,7 +158,10 @@ class Linear(nn.Module):
     ) -> TensorSlot:
         def load(source: Tensor) -> None:
             self._claim(key, tensor, legs)
-            self.spec.load_weight(self, tensor, source, shard_id)
+            try:
+                self.spec.load_weight(self, tensor, source, shard_id)
+            except QuantConfigError as error:
+                raise QuantConfigError(f"{key}: {error}" if self.renamed else str(error)) from error
 
         # Formats accept tensors under several names: `missing_parts` knows what is needed.
         return TensorSlot(key, load, optional=True)
@@ -195,19 +202,21 @@ class Linear(nn.Module):
         missing = [self._in_checkpoint(part) for part in self.spec.missing_parts(self)]
         if self.bias is not None:
             missing += [
-                f"{self._leg_name(leg)}.bias"
-                for index, leg in enumerate(self.legs)
+                f"{name}.bias"
+                for index, name in enumerate(self.stored)
                 if ("bias", index) not in self._filled
             ]
         return missing
 
     def _in_checkpoint(self, part: str) -> str:
         """Turns ``attn.qkv_proj.weight[q]``, as formats say it, into ``attn.q_proj.weight``."""
-        for leg in self.legs:
+        if len(self.legs) == 1 and self.prefix:
+            return f"{self.stored[0]}.{part.removeprefix(f'{self.prefix}.')}"
+        for leg, name in zip(self.legs, self.stored, strict=True):
             suffix = f"[{leg.shard_id}]"
-            if len(self.legs) > 1 and part.endswith(suffix):
+            if part.endswith(suffix):
                 tensor = part.removesuffix(suffix).rpartition(".")[2]
-                return f"{self._leg_name(leg)}.{tensor}"
+                return f"{name}.{tensor}"
         return part
 
     def post_load(self) -> None:

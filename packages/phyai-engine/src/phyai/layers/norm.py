@@ -1,6 +1,7 @@
 """RMS, layer and adaptive normalisation."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def _parameters(
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * (1 + w)``: Gemma's RMS norm, reduced in fp32.
+    """``x / rms(x) * (1 + w)``, Gemma's RMS norm, or ``x / rms(x) * w``, reduced in fp32.
 
     The weight is kept in fp32, or in the activation's dtype where the policy or the catalog
     chooses a kernel that reads it so. The choice is made here, before the weight is loaded; a
@@ -48,6 +49,7 @@ class RMSNorm(nn.Module):
         width: of the last axis.
         prefix: checkpoint name of the layer.
         eps: added to the mean square.
+        variant: ``gemma`` multiplies by 1 + w, ``rms`` by w.
         adds: inputs will come through `add`, so its kernel decides the weight's dtype.
         activation_dtype: dtype of the inputs to come.
         device: where the weight lives.
@@ -59,6 +61,7 @@ class RMSNorm(nn.Module):
         *,
         prefix: str,
         eps: float = 1e-6,
+        variant: Literal["gemma", "rms"] = "gemma",
         adds: bool = False,
         activation_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -66,7 +69,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
         self._site, self._add_site = (
-            CallSite(op, role="norm", dims={"hidden": width}, attrs={"variant": "gemma"})
+            CallSite(op, role="norm", dims={"hidden": width}, attrs={"variant": variant})
             for op in ("rmsnorm", "rmsnorm_add")
         )
         decides = self._add_site if adds else self._site
