@@ -148,11 +148,13 @@ def attend_sparse(
     coarse_gate: Tensor | None = None,
     query_block_offset: int = 0,
     query_block_count: int | None = None,
+    query_rows: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return sparse Piper attention of a range of query blocks, ``[B, rows of it, Hq, D]``.
 
     Args:
-        operands: Codes and scales of the whole sequence.
+        operands: Codes and scales; the queries may be others than the keys.
         request: Budgets and routing of the call.
         routes: uint16 ``[B, routed blocks, R]``; ``None``: every query sees every key.
         table: int32, kept blocks and offsets of the heads; given with ``routes``.
@@ -164,13 +166,17 @@ def attend_sparse(
         coarse_gate: Floating ``[B, rows, Hq, D]``, given with ``coarse_output``.
         query_block_offset: First query block of the range.
         query_block_count: Query blocks of the range; ``None``: all that follow.
+        query_rows: Queries; ``None``: as many as ``rows``.
+        out: Contiguous room for the result; ``None``: it is allocated.
     """
     o = operands
     batch, heads, stored, head_dim = o.query.shape
     blocks = stored // BLOCK
+    query_rows = rows if query_rows is None else query_rows
     count = blocks - query_block_offset if query_block_count is None else query_block_count
-    out_rows = min(count * BLOCK, rows - query_block_offset * BLOCK)
-    out = torch.empty((batch, out_rows, heads, head_dim), dtype=dtype, device=o.query.device)
+    out_rows = min(count * BLOCK, query_rows - query_block_offset * BLOCK)
+    if out is None:
+        out = torch.empty((batch, out_rows, heads, head_dim), dtype=dtype, device=o.query.device)
     gate = None if coarse_gate is None else _features_side_by_side(coarse_gate)
     with launch_guard(out.device), stage_hook(plan):
         if batch * heads * count:
@@ -178,9 +184,9 @@ def attend_sparse(
                 o.query, o.query_scale, o.key, o.key_scale, o.value, o.value_multiplier,
                 o.value_mean, _or(block_lengths, o.query_scale), _or(routes, o.query_scale),
                 _or(table, o.query_scale), _or(coarse_output, o.query_scale),
-                _or(gate, o.query_scale), out, rows, blocks, query_block_offset, count,
+                _or(gate, o.query_scale), out, rows, o.key.shape[2] // BLOCK, query_block_offset, count,
                 request.routed_blocks(blocks), request.sparse_key_blocks,
-                request.layout.routes_per_query, heads,
+                request.layout.routes_per_query, heads, blocks, query_rows,
                 *((0, 0, 0) if gate is None else gate.stride()[:3]),
                 **sparse_constants(plan, head_dim, heads // o.key.shape[1]),
                 ROUTED=routes is not None, HAS_LENGTHS=block_lengths is not None,

@@ -110,7 +110,7 @@ def attend_list(
 @triton.jit(
     do_not_specialize=[
         "rows", "blocks", "first_block", "range_blocks", "routed_blocks", "route_blocks",
-        "routes_per_query", "heads",
+        "routes_per_query", "heads", "query_blocks", "query_rows",
     ]
 )  # fmt: skip
 def sparse_kernel(
@@ -135,6 +135,8 @@ def sparse_kernel(
     route_blocks,
     routes_per_query,
     heads,
+    query_blocks,
+    query_rows,
     gate_batch_stride,
     gate_row_stride,
     gate_head_stride,
@@ -149,8 +151,9 @@ def sparse_kernel(
     """Attend from one block of 64 queries of one head to its blocks of keys.
 
     Args:
-        query_codes: Pointer to int8 ``[B, heads, 64 * blocks, HEAD_DIM]``.
-        query_scale: Pointer to FP32 ``[B, heads, 2 * blocks]`` with logit factor and ``log2(e)``.
+        query_codes: Pointer to int8 ``[B, heads, 64 * query_blocks, HEAD_DIM]``.
+        query_scale: Pointer to FP32 ``[B, heads, 2 * query_blocks]`` with logit factor and
+            ``log2(e)``.
         key_codes: Pointer to int8 ``[B, heads / GROUPS, 64 * blocks, HEAD_DIM]``.
         key_scale: Pointer to FP32 ``[B, heads / GROUPS, blocks]``.
         value_codes: Pointer to int8 ``[B, heads / GROUPS, HEAD_DIM, 64 * blocks]``.
@@ -159,17 +162,19 @@ def sparse_kernel(
         lengths: Pointer to int32 ``[blocks]``; read with ``HAS_LENGTHS``.
         routes: Pointer to uint16 ``[B, routed_blocks, routes_per_query]``; read with ``ROUTED``.
         table: Pointer to int32, the kept blocks of the heads and the offsets of their routes.
-        coarse: Pointer to FP32 ``[B, heads, blocks, HEAD_DIM]``; read with ``HAS_COARSE``.
-        gate: Pointer to floating ``[B, rows, heads, HEAD_DIM]``; read with ``HAS_COARSE``.
+        coarse: Pointer to FP32 ``[B, heads, query_blocks, HEAD_DIM]``; read with ``HAS_COARSE``.
+        gate: Pointer to floating ``[B, query_rows, heads, HEAD_DIM]``; read with ``HAS_COARSE``.
         out: Pointer to floating ``[B, rows of the range, heads, HEAD_DIM]``.
-        rows: Rows that exist, or all of them with ``HAS_LENGTHS``.
-        blocks: Blocks of the sequence.
+        rows: Keys that exist, or all of them with ``HAS_LENGTHS``.
+        blocks: Blocks of keys.
         first_block: First block of queries of the range.
         range_blocks: Blocks of queries of the range.
         routed_blocks: Leading blocks of queries that are routed.
         route_blocks: Leading blocks of keys that are routed.
         routes_per_query: Columns of the routes.
         heads: Query heads.
+        query_blocks: Stored blocks of queries.
+        query_rows: Queries that exist.
         gate_batch_stride: Elements between sequences of the gate.
         gate_row_stride: Elements between rows of the gate.
         gate_head_stride: Elements between heads of the gate.
@@ -198,8 +203,10 @@ def sparse_kernel(
         routes += tl.load(table + heads + head)
     start = query_block * 64
     row = start + tl.arange(0, 64)
-    query = load_rows(query_codes + lead * stored * HEAD_DIM, start, stored, HEAD_DIM, 64)
-    scale = tl.load(query_scale + lead * (blocks * 2) + row // 32)
+    stored_queries = query_blocks * 64
+    query_codes += lead * stored_queries * HEAD_DIM
+    query = load_rows(query_codes, start, stored_queries, HEAD_DIM, 64)
+    scale = tl.load(query_scale + lead * (query_blocks * 2) + row // 32)
     key_codes += kv_lead * stored * HEAD_DIM
     key_scale += kv_lead * blocks
     value_codes += kv_lead * stored * HEAD_DIM
@@ -211,14 +218,14 @@ def sparse_kernel(
     feature = tl.arange(0, HEAD_DIM)
     result = numerator / (tl.maximum(denominator, 1e-30) * 255.0)[:, None]
     result += tl.load(value_mean + kv_lead * HEAD_DIM + feature)[None, :]
-    inside = (row < rows)[:, None]
+    inside = (row < query_rows)[:, None]
     if HAS_COARSE:
         gate += batch * gate_batch_stride + head * gate_head_stride
         gate_at = gate + row.to(tl.int64)[:, None] * gate_row_stride + feature[None, :]
         gates = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
-        coarse_at = coarse + (lead * blocks + query_block) * HEAD_DIM + feature
+        coarse_at = coarse + (lead * query_blocks + query_block) * HEAD_DIM + feature
         result += gates * tl.load(coarse_at)[None, :]
-    range_rows = tl.minimum(range_blocks * 64, rows - first_block * 64)
+    range_rows = tl.minimum(range_blocks * 64, query_rows - first_block * 64)
     at = (batch * range_rows + (row - first_block * 64).to(tl.int64))[:, None] * heads + head
     at = at * HEAD_DIM + feature[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)

@@ -25,8 +25,8 @@ def attend_partition(
     q_tile, k_ring, v_ring, q_ready, k_ready, k_empty, v_ready, v_empty,
     q_scale, k_scale, v_multiplier, v_sum, v_mean, lengths, coarse, gate, out,
     routes, table, first_block, blocks, tiles, heads, groups, routed_blocks, routed_tiles,
-    routes_per_query, rows, gate_batch_stride, gate_row_stride, gate_head_stride,
-    HAS_LENGTHS: gl.constexpr, HAS_COARSE: gl.constexpr, STORE: gl.constexpr,
+    routes_per_query, rows, query_tiles, query_rows, gate_batch_stride, gate_row_stride,
+    gate_head_stride, HAS_LENGTHS: gl.constexpr, HAS_COARSE: gl.constexpr, STORE: gl.constexpr,
 ):  # fmt: skip
     """Compute the attention of the 64 queries of this program."""
     HEAD_DIM: gl.constexpr = q_tile.shape[1]
@@ -47,7 +47,7 @@ def attend_partition(
     v_multiplier += key_head * tiles
     v_sum += key_head * tiles * HEAD_DIM
     row = gl.arange(0, QUERY_ROWS, layout=ROWS)
-    scales = gl.load(q_scale + (sequence * tiles + block) * 2 + row // 32)
+    scales = gl.load(q_scale + (sequence * query_tiles + block) * 2 + row // 32)
     output = warpgroup_mma_init(gl.zeros((QUERY_ROWS, HEAD_DIM), gl.int32, PRODUCT))
     denominator = gl.zeros((QUERY_ROWS,), gl.float32, ROWS)
     code_sum = denominator
@@ -104,10 +104,10 @@ def attend_partition(
     values = output.to(gl.float32) * gl.expand_dims(inverse, 1) + gl.expand_dims(mean, 0)
     row = block * QUERY_ROWS + gl.arange(0, QUERY_ROWS, layout=gl.SliceLayout(1, STORE))
     features = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, STORE))
-    inside = gl.expand_dims(row < rows, 1)
+    inside = gl.expand_dims(row < query_rows, 1)
     if HAS_COARSE:
         values = gl.convert_layout(values, STORE)
-        added = gl.load(coarse + (sequence * tiles + block) * HEAD_DIM + features)
+        added = gl.load(coarse + (sequence * query_tiles + block) * HEAD_DIM + features)
         at = batch.to(gl.int64) * gate_batch_stride + head.to(gl.int64) * gate_head_stride
         at = gl.expand_dims(at + row.to(gl.int64) * gate_row_stride, 1)
         gates = gl.load(gate + at + gl.expand_dims(features, 0), mask=inside, other=0.0)
@@ -116,7 +116,7 @@ def attend_partition(
     else:
         rounded = gl.convert_layout(values.to(out.dtype.element_ty), STORE)
     first_row = first_block * QUERY_ROWS
-    stored = gl.minimum(rows, (first_block + blocks) * QUERY_ROWS) - first_row
+    stored = gl.minimum(query_rows, (first_block + blocks) * QUERY_ROWS) - first_row
     at = (batch.to(gl.int64) * stored + (row - first_row)) * heads + head
     gl.store(
         out + gl.expand_dims(at * HEAD_DIM, 1) + gl.expand_dims(features, 0), rounded, mask=inside
@@ -126,44 +126,47 @@ def attend_partition(
 @gluon.jit(
     do_not_specialize=[
         "first_block", "blocks", "tiles", "heads", "groups", "routed_blocks", "routed_tiles",
-        "routes_per_query", "rows", "gate_batch_stride", "gate_row_stride", "gate_head_stride",
+        "routes_per_query", "rows", "query_tiles", "query_rows", "gate_batch_stride",
+        "gate_row_stride", "gate_head_stride",
     ]
 )  # fmt: skip
 def routed_attention_kernel(
     q_desc, k_desc, v_desc, q_scale, k_scale, v_multiplier, v_sum, v_mean, lengths, coarse, gate,
     out, routes, table, first_block, blocks, tiles, heads, groups, routed_blocks, routed_tiles,
-    routes_per_query, rows, gate_batch_stride, gate_row_stride, gate_head_stride,
-    HAS_LENGTHS: gl.constexpr, HAS_COARSE: gl.constexpr, STAGES: gl.constexpr,
+    routes_per_query, rows, query_tiles, query_rows, gate_batch_stride, gate_row_stride,
+    gate_head_stride, HAS_LENGTHS: gl.constexpr, HAS_COARSE: gl.constexpr, STAGES: gl.constexpr,
     STORE: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attend from query blocks to the key tiles on their routes.
 
     Args:
-        q_desc: Descriptor of int8 ``[B * Hq * S', D]``, block ``[64, D]``.
+        q_desc: Descriptor of int8 ``[B * Hq * Q', D]``, block ``[64, D]``.
         k_desc: Descriptor of int8 ``[B * Hkv * S', D]``, block ``[64, D]``, for permuted values;
             for others of the view ``[B * Hkv * S' / 16, 2, 4, 2, D]`` that permutes keys, block
             ``[4, 2, 4, 2, D]``.
         v_desc: Descriptor of int8 ``[B * Hkv * D, S']``, block ``[D, 64]``.
-        q_scale: FP32 ``[B, Hq, S' / 32]``, with softmax scale and log2 e.
+        q_scale: FP32 ``[B, Hq, Q' / 32]``, with softmax scale and log2 e.
         k_scale: FP32 ``[B, Hkv, tiles]``.
         v_multiplier: FP32 ``[B, Hkv, tiles]``.
         v_sum: int32 ``[B, Hkv, tiles, D]``, 128 times the sum of the value codes of tiles.
         v_mean: FP32 ``[B, Hkv, D]``.
         lengths: int32 ``[tiles]``, read only when ``HAS_LENGTHS``.
-        coarse: FP32 ``[B, Hq, tiles, D]``, read only when ``HAS_COARSE``.
-        gate: Floating ``[B, rows, Hq, D]`` with contiguous features, read together with it.
+        coarse: FP32 ``[B, Hq, query_tiles, D]``, read only when ``HAS_COARSE``.
+        gate: Floating ``[B, query_rows, Hq, D]`` with contiguous features, read together with it.
         out: ``[B, rows of the range, Hq, D]``, contiguous.
         routes: uint16 ``[B, routed_blocks, routes_per_query]``.
         table: int32 ``[2 * Hq + 1]``: kept tiles of heads, then the offsets of their routes.
         first_block: First query block of the range.
         blocks: Query blocks of the range.
-        tiles: Tiles of 64 rows of the sequence.
+        tiles: Tiles of 64 keys, ``S' / 64``.
         heads: ``Hq``.
         groups: ``Hq / Hkv``.
         routed_blocks: Leading query blocks that have a route.
         routed_tiles: Leading tiles that routes select from.
         routes_per_query: Routes of a query block of all heads.
-        rows: Rows of the sequence.
+        rows: Keys that exist, or all of them with lengths.
+        query_tiles: Tiles of 64 queries, ``Q' / 64``.
+        query_rows: Queries that exist.
         gate_batch_stride: Elements between the batches of the gate.
         gate_row_stride: Elements between its rows.
         gate_head_stride: Elements between its heads.
@@ -197,8 +200,8 @@ def routed_attention_kernel(
                     q_tile, k_ring, v_ring, q_ready, k_ready, k_empty, v_ready, v_empty, q_scale,
                     k_scale, v_multiplier, v_sum, v_mean, lengths, coarse, gate, out, routes, table,
                     first_block, blocks, tiles, heads, groups, routed_blocks, routed_tiles,
-                    routes_per_query, rows, gate_batch_stride, gate_row_stride, gate_head_stride,
-                    HAS_LENGTHS, HAS_COARSE, STORE,
+                    routes_per_query, rows, query_tiles, query_rows, gate_batch_stride,
+                    gate_row_stride, gate_head_stride, HAS_LENGTHS, HAS_COARSE, STORE,
                 ),
             ),
             (
@@ -206,7 +209,7 @@ def routed_attention_kernel(
                 (
                     q_desc, k_desc, v_desc, q_tile, k_ring, v_ring, q_ready, k_ready, k_empty,
                     v_ready, v_empty, routes, table, first_block, blocks, tiles, heads, groups,
-                    routed_blocks, routed_tiles, routes_per_query,
+                    routed_blocks, routed_tiles, routes_per_query, query_tiles,
                 ),
             ),
         ],

@@ -111,26 +111,32 @@ def attend(
     coarse: CoarseBranch | None = None,
     first_block: int = 0,
     blocks: int | None = None,
+    query_rows: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return routed attention of a range of query blocks, contiguous ``[B, rows, Hq, D]``.
 
     Args:
-        operands: Contiguous codes and scales of the whole sequence.
+        operands: Contiguous codes and scales; the queries may be others than the keys.
         value_sums: Result of :func:`tile_sums` for their values.
         routes: Of the leading query blocks.
-        rows: Rows of the sequence.
+        rows: Keys that exist, or all of them with ``block_lengths``.
         block_lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
         dtype: Of the result.
         coarse: What is added; ``None``: nothing.
         first_block: First query block of the range.
         blocks: Query blocks of the range; ``None``: all that follow.
+        query_rows: Queries; ``None``: as many as ``rows``.
+        out: Contiguous room for the result; ``None``: it is allocated.
     """
     o = operands
-    batch, heads, stored, head_dim = o.query.shape
-    tiles = stored // TILE
-    blocks = tiles - first_block if blocks is None else blocks
-    stored_rows = min(rows, (first_block + blocks) * TILE) - first_block * TILE
-    out = o.query_scale.new_empty((batch, stored_rows, heads, head_dim), dtype=dtype)
+    batch, heads, stored_queries, head_dim = o.query.shape
+    query_tiles, stored = stored_queries // TILE, o.key.shape[2]
+    query_rows = rows if query_rows is None else query_rows
+    blocks = query_tiles - first_block if blocks is None else blocks
+    stored_rows = min(query_rows, (first_block + blocks) * TILE) - first_block * TILE
+    if out is None:
+        out = o.query_scale.new_empty((batch, stored_rows, heads, head_dim), dtype=dtype)
     if out.numel() == 0:
         return out
     # Stand-ins of what there is not are not read, except the counts of routes that are not used.
@@ -146,8 +152,9 @@ def attend(
             floats if coarse is None else coarse.output, gate, out,
             words if routes.routes is None else routes.routes,
             words if routes.table is None else routes.table,
-            first_block, blocks, tiles, heads, heads // o.key.shape[1], routed, routes.tiles,
-            0 if routes.routes is None else routes.routes.shape[2], rows, *gate.stride()[:3],
+            first_block, blocks, stored // TILE, heads, heads // o.key.shape[1], routed, routes.tiles,
+            0 if routes.routes is None else routes.routes.shape[2], rows, query_tiles, query_rows,
+            *gate.stride()[:3],
             HAS_LENGTHS=block_lengths is not None, HAS_COARSE=coarse is not None,
             STAGES=STAGES[head_dim], STORE=store_layout(head_dim), COPY_REGISTERS=COPY_REGISTERS,
             num_warps=WARPS, maxnreg=MAX_REGISTERS,

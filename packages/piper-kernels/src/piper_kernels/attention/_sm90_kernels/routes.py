@@ -49,7 +49,7 @@ def tile_at(route, position, kept, suffix, count):
 def copy_partition(
     q_desc, k_desc, v_desc, q_tile, k_ring, v_ring, q_ready, k_ready, k_empty, v_ready, v_empty,
     routes, table, first_block, blocks, tiles, heads, groups, routed_blocks, routed_tiles,
-    routes_per_query,
+    routes_per_query, query_tiles,
 ):  # fmt: skip
     """Fill the ring with the pairs of key tiles on the route of this program."""
     STAGES: gl.constexpr = k_ring.shape[0] // 2
@@ -62,7 +62,7 @@ def copy_partition(
     sequence = batch * heads + head
     key_head = batch * (heads // groups) + head // groups
     mbarrier.expect(q_ready.index(0), QUERY_ROWS * HEAD_DIM)
-    q_row = (sequence * tiles + block) * QUERY_ROWS
+    q_row = (sequence * query_tiles + block) * QUERY_ROWS
     tma.async_copy_global_to_shared(q_desc, [q_row, 0], q_ready.index(0), q_tile)
     first = tile_at(route, 0, kept, suffix, count)
     second = tile_at(route, 1, kept, suffix, count)

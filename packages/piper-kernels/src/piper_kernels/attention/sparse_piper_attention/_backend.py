@@ -44,21 +44,25 @@ class SparseAttentionBackend(Protocol):
         coarse_gate: Tensor | None = None,
         query_block_offset: int = 0,
         query_block_count: int | None = None,
+        query_rows: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of prepared operands, ``[B, rows of the range, Hq, D]``.
 
         Args:
-            operands: Codes and scales of the whole sequence.
-            summaries: Routing summaries of the whole sequence.
-            request: Budgets and routing of the call.
-            rows: Rows of the sequence that exist, or all of them with ``block_lengths``.
+            operands: Codes and scales of the whole sequence; the queries may be a window of it.
+            summaries: Routing summaries of the same queries and of all keys.
+            request: Budgets and routing of the queries.
+            rows: Keys that exist, or all of them with ``block_lengths``.
             block_lengths: int32 ``[blocks]``, or ``None``.
             output_dtype: Dtype of the result, rounded to once.
-            coarse_output: FP32 ``[B, Hq, blocks, D]``; added to each row of its block, times the
+            coarse_output: FP32 ``[B, Hq, query blocks, D]``; added to each row of its block, times the
                 gate, in FP32. ``None``: nothing is added.
-            coarse_gate: Floating ``[B, rows, Hq, D]``, given with ``coarse_output``.
+            coarse_gate: Floating ``[B, queries, Hq, D]``, given with ``coarse_output``.
             query_block_offset: First query block to compute.
             query_block_count: Query blocks to compute; ``None``: all that follow.
+            query_rows: Queries of a window; ``None``: as many as ``rows``.
+            out: Contiguous room for the result; ``None``: it is allocated.
         """
         ...
 

@@ -57,6 +57,8 @@ class HopperBackend:
         coarse_gate: Tensor | None = None,
         query_block_offset: int = 0,
         query_block_count: int | None = None,
+        query_rows: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of prepared operands."""
         from piper_kernels.attention._sm90_kernels.routed_launch import (
@@ -79,6 +81,8 @@ class HopperBackend:
             coarse=coarse,
             first_block=query_block_offset,
             blocks=query_block_count,
+            query_rows=query_rows,
+            out=out,
         )
 
 

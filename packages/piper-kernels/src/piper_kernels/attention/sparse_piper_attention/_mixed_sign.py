@@ -54,6 +54,8 @@ class MixedSignBackend:
         coarse_gate: Tensor | None = None,
         query_block_offset: int = 0,
         query_block_count: int | None = None,
+        query_rows: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of prepared operands."""
         return _attend(
@@ -67,6 +69,8 @@ class MixedSignBackend:
             coarse_gate=coarse_gate,
             query_block_offset=query_block_offset,
             query_block_count=query_block_count,
+            query_rows=query_rows,
+            out=out,
         )
 
 

@@ -42,6 +42,8 @@ class PortableBackend:
         coarse_gate: Tensor | None = None,
         query_block_offset: int = 0,
         query_block_count: int | None = None,
+        query_rows: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of prepared operands."""
         valid = valid_rows(rows, block_lengths, operands.query.device)
@@ -50,10 +52,10 @@ class PortableBackend:
             operands, request, routes, valid, query_block_offset, query_block_count
         )
         first = query_block_offset * BLOCK
-        output = output[:, : rows - first]
+        output = output[:, : (rows if query_rows is None else query_rows) - first]
         if coarse_output is not None and coarse_gate is not None:
             last = first + output.shape[1]
             coarse = coarse_output.repeat_interleave(BLOCK, dim=2)[:, :, first:last]
             gate = coarse_gate[:, first:last].to(torch.float32)
             output = output + gate * coarse.transpose(1, 2)
-        return output.to(output_dtype).contiguous()
+        return output.to(output_dtype).contiguous() if out is None else out.copy_(output)

@@ -91,17 +91,17 @@ def attend(
     """Return the attention of a range of query blocks, FP32 ``[B, 64 * count, Hq, D]``.
 
     Args:
-        operands: Codes and scales of the whole sequence.
-        request: Budgets and routing of the call.
+        operands: Codes and scales; the queries may be others than the keys.
+        request: Budgets and routing of the queries.
         routes: uint16 ``[B, routed blocks, R]``, of all routed query blocks.
         valid: Which rows exist, bool ``[blocks, 64]``; ``None``: all.
         query_block_offset: First query block to compute.
         query_block_count: Query blocks to compute; ``None``: all that follow.
     """
-    batch, heads, rows, features = operands.query.shape
-    blocks = rows // BLOCK
-    stop = blocks if query_block_count is None else query_block_offset + query_block_count
-    layout, routed = request.layout, request.routed_blocks(blocks)
+    batch, heads, queries, features = operands.query.shape
+    blocks, query_blocks = operands.key.shape[2] // BLOCK, queries // BLOCK
+    stop = query_blocks if query_block_count is None else query_block_offset + query_block_count
+    layout, routed = request.layout, request.routed_blocks(query_blocks)
     every = torch.arange(blocks, device=routes.device)
     suffix = every[layout.blocks :]
     shape = (batch, heads, stop - query_block_offset, BLOCK, features)
