@@ -87,7 +87,8 @@ def test_operations_and_references(catalog):
         "rope_append",
     }
     assert catalog.coverage_gaps() == ()
-    assert catalog.libraries() == ("cudnn", "fla", "flash_qla", "flashinfer", "humming", "triton")
+    libraries = ("cudnn", "fla", "flash_qla", "flashinfer", "humming", "piper_kernels", "triton")
+    assert catalog.libraries() == libraries
 
 
 def test_every_row_constrains_a_required_fact(catalog):

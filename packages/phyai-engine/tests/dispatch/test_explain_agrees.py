@@ -189,6 +189,7 @@ def expected(policy, query, hints, facts):
             order += [name for name, row in usable.items() if row.reference]
         return order[0] if order else None
     references_only = all(row.reference for row in rows)
+    usable = {name: row for name, row in usable.items() if not row.explicit}
     order = [name for name in hints if name in usable] + list(usable)
     if policy.fallback == "error" and not references_only:
         order = [name for name in order if not usable[name].reference]

@@ -228,6 +228,7 @@ class Catalog:
                 "priority": int(impl.priority),
                 "reference": impl.reference,
                 "capture_safe": impl.capture_safe,
+                "explicit": impl.explicit,
                 "when": impl.condition,
                 "params": {name: rule.rule for name, rule in sorted(impl.params.items())},
                 "accepts": sorted(impl.accepts),

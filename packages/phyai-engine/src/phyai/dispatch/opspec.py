@@ -138,6 +138,7 @@ class Impl:
         priority: 0 to 19; see `Priority`.
         reference: whether the row may stand in as fallback.
         capture_safe: whether it may run inside CUDA-graph capture.
+        explicit: whether it changes results, so that only a policy rule that names it chooses it.
         params: parameter name to dtype contract.
         accepts: names of policy params that ``prepare`` understands.
         check_params: raises ValueError or TypeError for bad values of policy params.
@@ -151,6 +152,7 @@ class Impl:
     priority: int
     reference: bool = False
     capture_safe: bool = True
+    explicit: bool = False
     params: Mapping[str, ParamContract] = field(default_factory=dict)
     accepts: tuple[str, ...] = ()
     check_params: Callable[[Mapping[str, Any]], None] | None = None

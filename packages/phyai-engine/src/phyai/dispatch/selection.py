@@ -125,6 +125,9 @@ def _rank(assessment: Assessment, entry: OpEntry, prefer: tuple[str, ...]) -> No
         if assessment.candidates[impl.kernel_id].eligible
     }
     if decision.rule is None:
+        for kernel_id in [key for key, impl in eligible.items() if impl.explicit]:
+            del eligible[kernel_id]
+            assessment.note(kernel_id, excluded="changes results; a policy rule must name it")
         hinted = [kernel_id for kernel_id in prefer if kernel_id in eligible]
         order = [*hinted, *(key for key in eligible if key not in hinted)]
         only_references = all(impl.reference for impl in entry.impls)

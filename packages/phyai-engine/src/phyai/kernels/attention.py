@@ -12,6 +12,7 @@ from phyai.dispatch.conditions import eq, family_in, is_none, is_set, lib, one_o
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
+from phyai.kernels import attention_piper
 from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
 
 HOPPER = family_in("sm9")
@@ -171,3 +172,4 @@ def populate(catalog: Catalog) -> None:
                 reference=priority == Priority.REFERENCE,
             )
         )
+    attention_piper.register(catalog, plain)
