@@ -1,0 +1,1 @@
+"""ConvRot INT8 projections fused with sparse Piper attention."""

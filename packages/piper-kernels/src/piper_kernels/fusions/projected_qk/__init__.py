@@ -1,0 +1,1 @@
+"""RMS normalization, rotary embedding and quantization of projected query and key heads."""

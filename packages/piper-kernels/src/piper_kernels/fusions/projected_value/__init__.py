@@ -1,0 +1,1 @@
+"""Quantization and transposition of projected value heads."""
