@@ -52,8 +52,9 @@ class Sampling:
     schedule: ScheduleKind = "native"
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps is {self.steps!r}; allowed: integers from 1 on")
+        counts = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not (counts and 1 <= self.steps <= TRAIN_STEPS):
+            raise ValueError(f"steps is {self.steps!r}; allowed: integers from 1 to {TRAIN_STEPS}")
         if not (math.isfinite(self.guidance) and self.guidance >= 0):
             raise ValueError(f"guidance is {self.guidance!r}; allowed: finite numbers from 0 on")
         if not (math.isfinite(self.shift) and self.shift > 0):
@@ -73,7 +74,7 @@ class Sampling:
         """Returns the noise levels.
 
         Raises:
-            ValueError: for more steps or a larger shift than fp32 noise levels can tell apart.
+            ValueError: for a shift so large that noise levels coincide in fp32.
         """
         if self.schedule == "karras":
             return karras_schedule(self.steps)
