@@ -86,6 +86,7 @@ VALID = [
     "overrides: [{use: torch.gemm.bf16, restrict_to: null, priority: -1}]",
     "quantization: {rules: [{match: {name: a}, scheme: null}]}",
     "quantization: {default: {weight: {dtype: int8, rotation_group: 64}, input: {dtype: int8}}}",
+    "quantization: {default: {weight: {dtype: int8}, stored_by: mine}}",
 ]
 INVALID = [
     "[]",
@@ -121,6 +122,8 @@ INVALID = [
     "quantization: {method: gptq}",
     "quantization: {rules: [{match: {name: a, glob: b}, scheme: null}]}",
     "quantization: {rules: [{match: {name: a}, scheme: null, weight: {dtype: int8}}]}",
+    "quantization: {rules: [{match: {name: a}, scheme: null, stored_by: mine}]}",
+    "quantization: {rules: [{match: {name: a}, weight: {dtype: int8}, stored_by: ''}]}",
     "quantization: {rules: [{match: {name: a}, weight: {dtype: bf16}}]}",
     "quantization: {rules: [{match: {name: a}, weight: {dtype: int4, block_shape: [128]}}]}",
     "quantization: {rules: [{match: {name: a}, weight: {dtype: int8, symmetric: false}}]}",

@@ -9,6 +9,10 @@
       rules:                     # first match wins
         - match: {glob: "*.mlp.*"}          # one of name, glob, regex, module_cls
           weight: {dtype: int4, block_shape: [1, 128]}
+        - match: {glob: "*.attn.*"}
+          weight: {dtype: fp8_e4m3}
+          input: {dtype: fp8_e4m3}
+          stored_by: fp8_rows             # a format by name; without it the first that fits
         - match: {name: lm_head}
           scheme: null                      # keep unquantized
 """
@@ -27,8 +31,8 @@ LineOf = Callable[[Path], int | None]
 
 _ROOT = "quantization"
 _SECTION_KEYS = ("method", "stage", "default", "rules")
-_RULE_KEYS = ("id", "match", "scheme", "weight", "input")
-_SCHEME_KEYS = ("scheme", "weight", "input")
+_RULE_KEYS = ("id", "match", "scheme", "weight", "input", "stored_by")
+_SCHEME_KEYS = ("scheme", "weight", "input", "stored_by")
 _TENSOR_KEYS = (
     "dtype",
     "granularity",
@@ -166,7 +170,7 @@ def _parse_scheme(node: _Node, keys: Sequence[str]) -> QuantScheme | None:
     if "scheme" in node.value:
         if node.value["scheme"] is not None:
             node.fail(f"{node.value['scheme']!r} is not allowed; allowed: null", "scheme")
-        for key in ("weight", "input"):
+        for key in ("weight", "input", "stored_by"):
             if key in node.value:
                 node.fail(f"cannot be combined with 'scheme: null'; remove {key!r}", key)
         return None
@@ -175,7 +179,7 @@ def _parse_scheme(node: _Node, keys: Sequence[str]) -> QuantScheme | None:
     weight = _parse_tensor(node.child("weight"), _WEIGHT_DTYPES, is_input=False)
     given = node.value.get("input") is not None
     act = _parse_tensor(node.child("input"), _INPUT_DTYPES, is_input=True) if given else None
-    scheme = QuantScheme(weight, act, online=True)
+    scheme = QuantScheme(weight, act, online=True, stored_by=_parse_stored_by(node))
     violation = find_violation(scheme)
     if violation is not None:
         field, _, rest = violation.field.partition(".")
@@ -183,6 +187,13 @@ def _parse_scheme(node: _Node, keys: Sequence[str]) -> QuantScheme | None:
         key = rest.partition("[")[0] if field in node.value else field
         place.fail(str(violation), key)
     return scheme
+
+
+def _parse_stored_by(node: _Node) -> str | None:
+    name = node.value.get("stored_by")
+    if name is not None and (not isinstance(name, str) or not name):
+        node.fail(f"{name!r} is not the name of a weight format", "stored_by")
+    return name
 
 
 def _parse_tensor(node: _Node, dtypes: Sequence[QDType], *, is_input: bool) -> TensorQuant:

@@ -64,8 +64,8 @@ def test_a_format_may_store_what_no_policy_can_ask_for(install):
 @pytest.mark.parametrize(
     ("entries", "builders", "message"),
     [
-        ([], {}, r"'mine' is not installed; installed: none\. .*phyai_quant\.specs"),
-        ([], {"a": 1, "b": 2}, "'mine' is not installed; installed: a, b"),
+        ([], {}, r"'mine' is not installed; installed: fp8_rows\. .*phyai_quant\.specs"),
+        ([], {"a": 1, "b": 2}, "'mine' is not installed; installed: a, b, fp8_rows"),
         ([("mine", "elsewhere:build")], {"mine": 1}, "installed more than once .*elsewhere:build"),
         ([("mine", "no_such_module:build")], {}, r"\(no_such_module:build\) cannot be imported"),
         ([], {"mine": lambda scheme, sm: None}, "does not store weight int8 per_channel.*on SM90"),

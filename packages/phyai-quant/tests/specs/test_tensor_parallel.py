@@ -135,11 +135,13 @@ class Case:
     online: bool = False
     sm: int | None = None
     rotated: bool = False
+    stored_by: str | None = None
 
     def spec(self):
         if self.weight is None:
             return materialize(None)
-        return materialize(QuantScheme(self.weight, self.act, online=self.online), self.sm)
+        scheme = QuantScheme(self.weight, self.act, self.online, self.stored_by)
+        return materialize(scheme, self.sm)
 
 
 NVFP4 = quant("nvfp4", (1, 16))
@@ -171,6 +173,12 @@ CASES = {
     "int8_rows": Case(quant("int8"), int8_rows, TOKEN),
     "int4_packed": Case(quant("int4", (1, 32)), int4_groups),
     "int4_packed_asymmetric": Case(quant("int4", (1, 32), symmetric=False), int4_zero_points),
+    "fp8_rows": Case(
+        quant("fp8_e4m3"),
+        act=quant("fp8_e4m3", dynamic=True),
+        online=True,
+        stored_by="fp8_rows",
+    ),
     "humming_int4": Case(quant("int4", (1, 64)), online=True),
     "humming_int8": Case(quant("int8"), act=TOKEN, online=True),
     "humming_fp8_per_tensor": Case(TensorQuant("fp8_e4m3", "per_tensor"), online=True),

@@ -57,7 +57,8 @@ def _rule_fields() -> Schema:
 def _scheme_of(fields: Schema) -> Schema:
     """Returns the schema of a mapping with ``fields`` and either a weight or ``scheme: null``."""
     quantized: Schema = {"required": ["weight"], "properties": {_SCHEME: False}}
-    kept: Schema = {"required": [_SCHEME], "properties": {"weight": False, "input": False}}
+    absent = dict.fromkeys(("weight", "input", "stored_by"), False)
+    kept: Schema = {"required": [_SCHEME], "properties": absent}
     return {
         "type": "object",
         "additionalProperties": False,
@@ -66,6 +67,11 @@ def _scheme_of(fields: Schema) -> Schema:
             _SCHEME: {"type": "null", "description": "Keep the layer unquantized."},
             "weight": {"$ref": "#/$defs/quantized_weight"},
             "input": {"anyOf": [{"$ref": "#/$defs/quantized_input"}, {"type": "null"}]},
+            "stored_by": {
+                "type": ["string", "null"],
+                "description": "A weight format by name, such as fp8_rows.",
+                "minLength": 1,
+            },
         },
         "oneOf": [quantized, kept],
     }

@@ -1,4 +1,4 @@
-"""Weight formats that other packages add."""
+"""Weight formats that schemes name: those that other packages add, and one of this package."""
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -14,6 +14,9 @@ ENTRY_POINT_GROUP = "phyai_quant.specs"
 ``build(scheme: QuantScheme, sm: int | None) -> WeightSpec | None``, which is asked for the schemes
 whose ``stored_by`` is the name of the entry point: its answers are those of a module of
 `materialize`."""
+
+BUILT_IN = (EntryPoint("fp8_rows", "phyai_quant.specs.fp8_rows:build", ENTRY_POINT_GROUP),)
+"""Formats of this package that a scheme has to name because another format comes first."""
 
 _MEMBERS = (
     "spec_id",
@@ -59,7 +62,7 @@ def build_installed(scheme: QuantScheme, sm: int | None) -> "WeightSpec":
 
 
 def _entry(scheme: QuantScheme) -> EntryPoint:
-    installed = entry_points(group=ENTRY_POINT_GROUP)
+    installed = (*BUILT_IN, *entry_points(group=ENTRY_POINT_GROUP))
     found = [entry for entry in installed if entry.name == scheme.stored_by]
     if len(found) == 1:
         return found[0]
@@ -68,7 +71,7 @@ def _entry(scheme: QuantScheme) -> EntryPoint:
         raise QuantConfigError(
             f"weight format {scheme.stored_by!r} is installed more than once ({places}); keep one"
         )
-    names = ", ".join(sorted({entry.name for entry in installed})) or "none"
+    names = ", ".join(sorted({entry.name for entry in installed}))
     raise QuantConfigError(
         f"weight format {scheme.stored_by!r} is not installed; installed: {names}. Packages add "
         f"formats through the entry-point group {ENTRY_POINT_GROUP}"
