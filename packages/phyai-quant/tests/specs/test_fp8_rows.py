@@ -44,7 +44,7 @@ def test_a_policy_asks_for_it_by_name():
     ],
 )
 def test_other_schemes_are_refused(scheme):
-    with pytest.raises(QuantConfigError, match="fp8_rows does not store .*; allowed: weight fp8"):
+    with pytest.raises(QuantConfigError, match=r"fp8_rows does not store .*; allowed: weight fp8"):
         materialize(scheme, 90)
 
 
