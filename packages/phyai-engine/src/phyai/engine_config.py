@@ -10,6 +10,8 @@ from phyai.dispatch.config import ENV_FREEZE, KernelConfig, env_flag
 
 ENV_GRAPHS = "PHYAI_CUDA_GRAPHS"
 ENV_MERGE = "PHYAI_MERGE_QUANTIZATION"
+ENV_TENSOR = "PHYAI_TENSOR_PARALLEL"
+ENV_BRANCHES = "PHYAI_CFG_PARALLEL"
 PARAMS_DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -105,6 +107,33 @@ class QuantizationConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices compute one request together.
+
+    Attributes:
+        cfg: 2 computes the two branches of classifier-free guidance at once, 1 one after another.
+        tp: ranks that each hold a part of every large weight, of each branch.
+
+    Raises:
+        ValueError: for a number of ranks that no model family divides into.
+    """
+
+    cfg: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cfg not in (1, 2):
+            raise ValueError(f"cfg is {self.cfg}; guidance has 1 or 2 branches to divide")
+        if self.tp < 1:
+            raise ValueError(f"tp is {self.tp}; it must be at least 1")
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes, one device each."""
+        return self.cfg * self.tp
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All settings of an engine.
 
@@ -113,12 +142,14 @@ class EngineConfig:
         kernel: kernel policy and profile.
         runtime: run-time behaviour.
         quantization: how sources of quantization plans combine.
+        parallel: devices that compute one request together.
     """
 
     device: DeviceConfig = field(default_factory=DeviceConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @classmethod
     def from_env(
@@ -127,8 +158,8 @@ class EngineConfig:
         """Returns ``base`` overridden by the environment.
 
         Read are ``PHYAI_DEVICE``, ``PHYAI_PARAMS_DTYPE``, ``PHYAI_FREEZE_KERNEL_CHOICES``,
-        ``PHYAI_CUDA_GRAPHS``, ``PHYAI_MERGE_QUANTIZATION`` and what ``KernelConfig.with_env``
-        reads.
+        ``PHYAI_CUDA_GRAPHS``, ``PHYAI_MERGE_QUANTIZATION``, ``PHYAI_CFG_PARALLEL``,
+        ``PHYAI_TENSOR_PARALLEL`` and what ``KernelConfig.with_env`` reads.
 
         Raises:
             ValueError: for a value that cannot be parsed, naming the variable.
@@ -144,4 +175,17 @@ class EngineConfig:
         graphs = env_flag(ENV_GRAPHS, env, default=runtime.cuda_graphs)
         runtime = replace(runtime, freeze_kernel_choices=freeze, cuda_graphs=graphs)
         merge = env_flag(ENV_MERGE, env, default=base.quantization.merge_checkpoint)
-        return cls(device, base.kernel.with_env(env), runtime, QuantizationConfig(merge))
+        parallel = ParallelConfig(
+            cfg=_env_count(ENV_BRANCHES, env, base.parallel.cfg),
+            tp=_env_count(ENV_TENSOR, env, base.parallel.tp),
+        )
+        return cls(device, base.kernel.with_env(env), runtime, QuantizationConfig(merge), parallel)
+
+
+def _env_count(name: str, env: Mapping[str, str], default: int) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r}; expected a number of ranks")
+    return int(text)

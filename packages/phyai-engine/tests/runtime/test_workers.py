@@ -1,0 +1,96 @@
+"""Several processes answer as one, and say so when one of them fails."""
+
+import multiprocessing
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from phyai.runtime.workers import WorkerError, Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    values: torch.Tensor
+    labels: tuple[str, ...]
+
+
+class Adder:
+    """Sums over the ranks; its rank-dependent methods break the step."""
+
+    def __init__(self, rank, start):
+        if start == "refuse":
+            raise ValueError(f"rank {rank} refuses")
+        self.rank, self.start = rank, start
+
+    def add(self, question, *, scale=1.0):
+        total = question.values * scale + self.rank + self.start
+        dist.all_reduce(total)
+        return {"sum": total, "labels": question.labels, "rank": self.rank, "host": np.ones(2)}
+
+    def refuse(self):
+        raise LookupError("no such thing")
+
+    def die(self, rank):
+        if self.rank == rank:
+            os._exit(7)
+        dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def workers():
+    pool = Workers(2, Adder, 10.0)
+    yield pool
+    pool.close()
+
+
+def test_every_rank_takes_part_and_rank_0_answers(workers):
+    question = Question(torch.tensor([1.0, 2.0]), ("a", "b"))
+    answer = workers.call("add", question, scale=2.0)
+    torch.testing.assert_close(answer["sum"], torch.tensor([2 * 2 + 21.0, 2 * 4 + 21.0]))
+    assert (answer["labels"], answer["rank"]) == (("a", "b"), 0)
+    assert isinstance(answer["host"], np.ndarray)
+
+
+def test_an_error_of_all_ranks_is_raised_and_they_go_on(workers):
+    with pytest.raises(LookupError, match="no such thing") as raised:
+        workers.call("refuse")
+    assert "on rank 0" in raised.value.__notes__[0]
+    assert workers.call("add", Question(torch.zeros(1), ()))["sum"].item() == 21.0
+
+
+def test_the_death_of_a_rank_is_named_and_ends_the_others(workers):
+    with pytest.raises(WorkerError, match="rank 1 ended with exit code 7"):
+        workers.call("die", 1)
+    with pytest.raises(WorkerError, match="rank 1 ended"):
+        workers.call("refuse")
+
+
+class Idle:
+    """Stands for a process that neither answers nor ends by itself."""
+
+    killed = False
+
+    def kill(self):
+        self.killed = True
+
+
+def test_a_rank_that_hangs_after_an_error_of_another_is_given_up(monkeypatch):
+    monkeypatch.setattr("phyai.runtime.workers._GRACE_S", 0.05)
+    pool = Workers.__new__(Workers)
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    pool._connections = [ours for ours, _ in pipes]
+    pool._processes = [Idle(), Idle()]
+    pipes[0][1].send(("error", MemoryError("no memory")))
+    with pytest.raises(WorkerError, match="rank 1 hangs after another failed") as raised:
+        pool._collect()
+    assert isinstance(raised.value.__cause__, MemoryError)
+    assert all(process.killed for process in pool._processes)
+
+
+def test_an_error_while_starting_is_raised():
+    with pytest.raises(ValueError, match="rank 0 refuses"):
+        Workers(1, Adder, "refuse")
