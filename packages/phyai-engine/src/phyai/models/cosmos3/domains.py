@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phyai.processing.errors import ProcessingError
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -59,10 +61,10 @@ def find_domain(name: str) -> Domain:
     """Returns the embodiment of a name.
 
     Raises:
-        ValueError: for a name that is not known; the message lists those that are.
+        ProcessingError: for a name that is not known; the message lists those that are.
     """
     if name not in DOMAINS:
-        raise ValueError(f"domain is {name!r}; known: {', '.join(sorted(DOMAINS))}")
+        raise ProcessingError(f"domain is {name!r}; known: {', '.join(sorted(DOMAINS))}")
     return DOMAINS[name]
 
 
@@ -127,10 +129,10 @@ def find_canvas(tier: str, height: int, width: int) -> tuple[int, int]:
     """Returns the canvas (height, width) of a tier whose height / width is nearest to a picture's.
 
     Raises:
-        ValueError: for a tier that is not known.
+        ProcessingError: for a tier that is not known.
     """
     if tier not in TIERS:
-        raise ValueError(f"tier is {tier!r}; allowed: {', '.join(TIERS)}")
+        raise ProcessingError(f"tier is {tier!r}; allowed: {', '.join(TIERS)}")
     ratio = height / width
     return min(TIERS[tier].values(), key=lambda size: abs(size[0] / size[1] - ratio))
 

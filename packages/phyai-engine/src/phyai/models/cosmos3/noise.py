@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from phyai.models.cosmos3.state import Layout, Modalities
+from phyai.processing.errors import ProcessingError
 
+Shape = tuple[int, ...] | None
 NoiseKind = Literal["native", "torch"]
 NOISE_KINDS: tuple[NoiseKind, ...] = ("native", "torch")
 
@@ -57,14 +59,28 @@ def draw_noise(
     """Draws the noise of one kind.
 
     Raises:
-        ValueError: for an unknown kind or a seed out of range.
+        ProcessingError: for an unknown kind or a seed out of range.
     """
     if kind not in NOISE_KINDS:
-        raise ValueError(f"noise is {kind!r}; allowed: {', '.join(NOISE_KINDS)}")
+        raise ProcessingError(f"noise is {kind!r}; allowed: {', '.join(NOISE_KINDS)}")
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}; allowed: 0 to {2**32 - 1}")
+        raise ProcessingError(f"seed is {seed}; allowed: 0 to {2**32 - 1}")
     draw = native_noise if kind == "native" else torch_noise
     return draw(seed, channels, layout, widths)
+
+
+def check_noise(noise: Modalities, channels: int, layout: Layout, widths: tuple[int, int]) -> None:
+    """Checks the shapes of noise that was not drawn here; arguments are those of `native_noise`.
+
+    Raises:
+        ProcessingError: for a modality that is missing, superfluous or of another shape.
+    """
+    shapes = _shapes(channels, layout, widths)
+    for name, shape in zip(("video", "action", "sound"), shapes, strict=True):
+        part = getattr(noise, name)
+        found = None if part is None else tuple(part.shape)
+        if found != shape:
+            raise ProcessingError(f"noise has {name} of shape {found}; this request needs {shape}")
 
 
 def start(
@@ -102,15 +118,14 @@ def runs(indices: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(found)
 
 
-def _shapes(
-    channels: int, layout: Layout, widths: tuple[int, int]
-) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
+def _shapes(channels: int, layout: Layout, widths: tuple[int, int]) -> list[Shape]:
+    """Returns the shapes of video, action and sound."""
     action_dim, sound_dim = widths
-    return (
+    return [
         (channels, layout.frames, layout.height, layout.width),
         None if layout.action is None else (layout.action.rows, action_dim),
         (sound_dim, layout.sound_frames) if layout.sound_frames else None,
-    )
+    ]
 
 
 def _modalities(values: list[Tensor | None]) -> Modalities:

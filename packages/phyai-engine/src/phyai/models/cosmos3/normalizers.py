@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from phyai.processing.errors import ProcessingError
+
 
 class Normalization(StrEnum):
     """Which statistics scale the actions."""
@@ -64,24 +66,25 @@ class ActionNormalizer:
                 ``global_raw`` for ``quantile_rot``), or ``mean`` and ``std``.
 
         Raises:
-            ValueError: for an unknown kind, and for missing, infinite, unequal or reversed vectors.
+            ProcessingError: for an unknown kind, and for missing, infinite, unequal or reversed
+                vectors.
         """
         try:
             kind = Normalization(kind)
         except ValueError:
             allowed = ", ".join(Normalization)
-            raise ValueError(f"normalization is {kind!r}; allowed: {allowed}") from None
+            raise ProcessingError(f"normalization is {kind!r}; allowed: {allowed}") from None
         if kind is Normalization.QUANTILE_ROT:
             inner = statistics.get(_GLOBAL)
             if not isinstance(inner, Mapping):
-                raise ValueError(
+                raise ProcessingError(
                     f"normalization {kind!s} reads {_GLOBAL!r}, which is missing; found: "
                     f"{', '.join(sorted(statistics)) or 'nothing'}"
                 )
             statistics = inner
         first, second = (_vector(kind, statistics, name) for name in _STATISTICS[kind])
         if first.shape != second.shape:
-            raise ValueError(
+            raise ProcessingError(
                 f"statistics of {kind!s} have {len(first)} and {len(second)} columns; "
                 "they must be of one data set"
             )
@@ -91,7 +94,7 @@ class ActionNormalizer:
             scale, offset = (second - first) / 2, (second + first) / 2
         if (scale < 0).any():
             column = int(np.flatnonzero(scale < 0)[0])
-            raise ValueError(
+            raise ProcessingError(
                 f"statistics of {kind!s} are reversed in column {column}: {first[column]:g}, "
                 f"{second[column]:g}; pass those of the data set"
             )
@@ -116,7 +119,7 @@ class ActionNormalizer:
 
 def _vector(kind: Normalization, statistics: Mapping[str, Any], name: str) -> np.ndarray:
     if name not in statistics:
-        raise ValueError(
+        raise ProcessingError(
             f"normalization {kind!s} needs {' and '.join(_STATISTICS[kind])}; {name!r} is missing, "
             f"found: {', '.join(sorted(statistics)) or 'nothing'}"
         )
@@ -125,7 +128,7 @@ def _vector(kind: Normalization, statistics: Mapping[str, Any], name: str) -> np
     except (TypeError, ValueError):
         vector = np.empty((0, 0))
     if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
-        raise ValueError(
+        raise ProcessingError(
             f"statistic {name!r} of {kind!s} must be a vector of finite numbers, got "
             f"{statistics[name]!r:.80}"
         )
