@@ -13,9 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from phyai.triton import activation, adaptive, causal_conv, embedding, norms, qk_norm, rope
+from phyai.triton import (
+    activation,
+    adaptive,
+    causal_conv,
+    embedding,
+    fp8_rows,
+    norms,
+    qk_norm,
+    rope,
+)
 
-CHECKS = Path(__file__).with_name("kernel_checks.py")
+CHECKS = [Path(__file__).with_name(f"{name}_checks.py") for name in ("kernel", "fp8")]
+NO_FP8 = ("sm_80",)
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
@@ -50,6 +60,14 @@ KERNELS = {
             "BLOCK_H": 64, "BLOCK": 64,
         },
     ),
+    "fp8_activation": (
+        fp8_rows._activation_rows_kernel,
+        {"KIND": 2, "GATED": True, "BLOCK": 1024},
+    ),
+    "fp8_norm": (
+        fp8_rows._norm_rows_kernel,
+        {"ADD": True, "CAST_FIRST": True, "BLOCK": 1024},
+    ),
     "causal_conv": (
         causal_conv._causal_conv_kernel,
         {"TAPS": 4, "SILU": True, "TOKENS": 16, "CHANNELS": 256},
@@ -58,6 +76,7 @@ KERNELS = {
 POINTERS = {
     "bias": "*fp32",
     "cache": "*fp32",
+    "codes": "*fp8e4nv",
     "eps": "fp32",
     "gate": "*bf16",
     "ids": "*i64",
@@ -73,6 +92,7 @@ POINTERS = {
     "query_out": "*bf16",
     "residual": "*bf16",
     "rotation": "*fp32",
+    "scales": "*fp32",
     "shift": "*bf16",
     "slots": "*i64",
     "total": "*bf16",
@@ -84,31 +104,35 @@ POINTERS = {
 TYPES = {"modulate": {"scale": "*bf16"}, "channel": {"positions": "i32", "scale": "fp32"}}
 
 
-def run_checks(*arguments, **environment):
+def run_checks(script, *arguments, **environment):
     result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
+        [sys.executable, str(script), *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
+    assert "checks passed" in result.stdout
 
 
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+@pytest.mark.parametrize("script", CHECKS, ids=lambda path: path.stem)
+def test_numerics_in_the_interpreter(script):
+    run_checks(script, TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+@pytest.mark.parametrize("script", CHECKS, ids=lambda path: path.stem)
+def test_numerics_on_the_gpu(script):
+    run_checks(script, "cuda")
 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_compiles_to_machine_code(name, architecture, tmp_path, monkeypatch):
     target = TARGETS[architecture]
+    if name.startswith("fp8") and architecture in NO_FP8:
+        pytest.skip("this architecture has no FP8")
     backend = {"cuda": "nvidia", "hip": "amd"}[target.backend]
     if backend not in triton.backends.backends:
         pytest.skip(f"this Triton has no {backend} backend")

@@ -10,7 +10,7 @@ from phyai.dispatch.catalog import Catalog
 from phyai.dispatch.conditions import at_least, compare, divisible, eq, is_none, lib, one_of
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of, any_of
-from phyai.kernels import gemm_flashinfer, gemm_humming, gemm_piper
+from phyai.kernels import gemm_flashinfer, gemm_fp8, gemm_humming, gemm_piper
 from phyai.kernels.bench_gemm import gemm_inputs
 from phyai.kernels.conditions import NVIDIA, returns
 
@@ -151,6 +151,7 @@ def populate(catalog: Catalog) -> None:
     )
     for row in rows:
         catalog.register(row)
+    gemm_fp8.register(catalog)
     gemm_flashinfer.register(catalog)
     gemm_humming.register(catalog)
     gemm_piper.register(catalog)

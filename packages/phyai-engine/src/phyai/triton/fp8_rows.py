@@ -1,0 +1,138 @@
+"""Rows rounded to FP8 with one scale each, alone and behind the activation or norm before them.
+
+Each launcher rounds what the unfused operation would have stored, so fusing changes no code but
+where values fall on a tie of both roundings.
+"""
+
+# ruff: noqa: ANN001, ANN202  # kernel arguments are pointers and integers
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phyai.triton.activation import KINDS, _activate
+from phyai.triton.rows import flat_rows
+
+LARGEST = 448.0
+"""Largest finite value of float8 e4m3."""
+SCALE_FLOOR = 1e-12
+
+_LARGEST = tl.constexpr(LARGEST)
+_SCALE_FLOOR = tl.constexpr(SCALE_FLOOR)
+
+
+@triton.jit
+def _store_codes(values, codes, scales, row, columns, mask, hidden):
+    """Rounds one row of FP32 values; columns behind the mask are zero."""
+    scale = tl.math.div_rn(tl.max(tl.abs(values), axis=0), _LARGEST)
+    scale = tl.maximum(scale, _SCALE_FLOOR)
+    tl.store(scales + row, scale)
+    quotients = tl.math.div_rn(values, tl.zeros_like(values) + scale)
+    quotients = tl.minimum(tl.maximum(quotients, -_LARGEST), _LARGEST)
+    tl.store(codes + row * hidden + columns, quotients.to(codes.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _activation_rows_kernel(
+    x, codes, scales, hidden, x_stride,
+    KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < hidden
+    source = x + row * x_stride + columns
+    loaded = tl.load(source, mask=mask, other=0.0)
+    values = loaded.to(tl.float32)
+    if KIND >= 0:
+        values = _activate(values, KIND)
+        if GATED:
+            values *= tl.load(source + hidden, mask=mask, other=0.0).to(tl.float32)
+        values = values.to(loaded.dtype).to(tl.float32)
+    _store_codes(values, codes, scales, row, columns, mask, hidden)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _norm_rows_kernel(
+    x, residual, weight, codes, scales, total, hidden, x_stride, residual_stride, eps,
+    ADD: tl.constexpr, CAST_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < hidden
+    loaded = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
+    kind = loaded.dtype
+    values = loaded.to(tl.float32)
+    if ADD:
+        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
+        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * hidden + columns, stored, mask=mask)
+        values = stored.to(kind).to(tl.float32)
+    scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    values = values * tl.math.rsqrt(tl.sum(values * values, axis=0) / hidden + eps)
+    if CAST_FIRST:
+        values = values.to(kind).to(tl.float32)
+    values = (values * scale).to(kind).to(tl.float32)
+    _store_codes(values, codes, scales, row, columns, mask, hidden)
+
+
+def _empty_codes(rows: int, hidden: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    codes = torch.empty((rows, hidden), dtype=torch.float8_e4m3fn, device=device)
+    return codes, torch.empty(rows, dtype=torch.float32, device=device)
+
+
+def _block(hidden: int) -> dict[str, int]:
+    block = triton.next_power_of_2(hidden)
+    return {"BLOCK": block, "num_warps": min(32, max(1, block // 512))}
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns codes [M, H] and scales [M] in fp32 of ``x`` [..., H]; a scale is max|row| / 448."""
+    return activation_rows(x, None, gated=False)
+
+
+def activation_rows(x: Tensor, kind: str | None, *, gated: bool) -> tuple[Tensor, Tensor]:
+    """Returns codes [M, H] and scales [M] of the activation of ``x``.
+
+    Args:
+        x: [..., H], or [..., 2 * H] when gated.
+        kind: name of the activation, see `phyai.triton.activation.activation`; None for none.
+        gated: whether the right half multiplies the activated left half.
+    """
+    rows = flat_rows(x)
+    hidden = rows.shape[1] // 2 if gated else rows.shape[1]
+    codes, scales = _empty_codes(rows.shape[0], hidden, x.device)
+    if codes.numel():
+        _activation_rows_kernel[(rows.shape[0],)](
+            rows, codes, scales, hidden, rows.stride(0),
+            KIND=-1 if kind is None else KINDS[kind], GATED=gated, **_block(hidden),
+        )  # fmt: skip
+    return codes, scales
+
+
+def rmsnorm_rows(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, cast_first: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns codes [M, H], scales [M] and the sum of the RMS norm of ``x + residual``.
+
+    Args:
+        x: [..., H].
+        residual: [..., H]; without one the sum is ``x`` itself.
+        weight: [H].
+        eps: added to the mean square.
+        cast_first: whether normalized values are rounded before their weight multiplies them.
+    """
+    rows = flat_rows(x)
+    added = None if residual is None else flat_rows(residual)
+    codes, scales = _empty_codes(*rows.shape, x.device)
+    total = x
+    if residual is not None:
+        total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    if codes.numel():
+        _norm_rows_kernel[(rows.shape[0],)](
+            rows, added, weight, codes, scales, total, rows.shape[1], rows.stride(0),
+            0 if added is None else added.stride(0), eps,
+            ADD=added is not None, CAST_FIRST=cast_first, **_block(rows.shape[1]),
+        )  # fmt: skip
+    return codes, scales, total
