@@ -57,22 +57,51 @@ class PagedAttention(nn.Module):
 
 
 class CachelessAttention(nn.Module):
-    """Full attention within each item of a padded batch."""
+    """Attention within each item of a padded batch, whose keys may be more than its queries.
 
-    def __init__(self, heads: int, head_dim: int, *, role: str) -> None:
+    Args:
+        heads: query heads.
+        head_dim: width of a head.
+        role: call-site role.
+        kv_heads: key/value heads, of which ``heads`` must be a multiple; ``heads`` if None.
+        causal: whether a query sees only keys up to its own; the last query sees the last key.
+        layer: index of the layer, for kernel policies.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        role: str,
+        kv_heads: int | None = None,
+        causal: bool = False,
+        layer: int | None = None,
+    ) -> None:
         super().__init__()
         self.scale = head_dim**-0.5
+        self._options = {"causal": True} if causal else {}
+        kv_heads = heads if kv_heads is None else kv_heads
         self._site = CallSite(
             "attention",
             role=role,
-            dims={"heads": heads, "kv_heads": heads, "head_dim": head_dim},
-            attrs={"layout": "padded", "causal": False},
+            dims={"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
+            attrs={"layout": "padded", "causal": causal}
+            | ({} if layer is None else {"layer_id": layer}),
         )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attends within each item; all tensors and the result are [B, S, heads, head_dim]."""
-        batch, tokens = query.shape[:2]
-        with live_inputs("attention", query, key, value, scale=self.scale):
+        """Attends within each item.
+
+        Args:
+            query: [B, S, heads, head_dim].
+            key: [B, S2, kv_heads, head_dim].
+            value: likewise.
+
+        Returns:
+            [B, S, heads, head_dim].
+        """
+        with live_inputs("attention", query, key, value, scale=self.scale, **self._options):
             selection = self._site.select(
                 device=query.device,
                 dtype={
@@ -81,6 +110,9 @@ class CachelessAttention(nn.Module):
                     "value": value.dtype,
                     "output": query.dtype,
                 },
-                dims={"tokens": batch * tokens, "kv_tokens": batch * tokens},
+                dims={
+                    "tokens": query.shape[0] * query.shape[1],
+                    "kv_tokens": key.shape[0] * key.shape[1],
+                },
             )
-        return selection.execute(query, key, value, scale=self.scale)
+        return selection.execute(query, key, value, scale=self.scale, **self._options)

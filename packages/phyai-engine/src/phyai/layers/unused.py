@@ -1,6 +1,6 @@
 """The place of a linear layer that a checkpoint holds and the model does not compute."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -16,15 +16,18 @@ class UnusedLinear(nn.Module):
         name: checkpoint name of the layer.
         shape: (N, K).
         prefix: name that plans match, of the fused layer that it belongs to.
+        stored: as in `Linear`.
     """
 
-    def __init__(self, name: str, shape: tuple[int, int], *, prefix: str) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, int], *, prefix: str, stored: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.name, self.shape = name, shape
         plan = get_active_plan()
-        scheme = None if plan is None else plan.resolve(prefix, Linear)
-        stored = scheme is not None and not scheme.online
-        self._tensors = materialize(scheme).tensor_names() if stored else ()
+        scheme = None if plan is None else plan.resolve(prefix, Linear, stored=stored)
+        packed = scheme is not None and not scheme.online
+        self._tensors = materialize(scheme).tensor_names() if packed else ()
         self._seen = False
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:

@@ -1,0 +1,105 @@
+"""The generation tower: media tokens that attend to the text and to each other."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from phyai.layers import CachelessAttention
+from phyai.models.cosmos3.blocks import (
+    FeedForward,
+    LayerNames,
+    Placement,
+    norm,
+    out_projection,
+    qkv_projection,
+)
+from phyai.models.cosmos3.branches import BranchGroup
+from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.heads_norm import NormRotateStore
+
+
+class GenerationLayer(nn.Module):
+    """Norm, full attention to text and media, norm, feed-forward block.
+
+    Args:
+        config: sizes.
+        index: of the layer.
+        place: of the weights.
+    """
+
+    def __init__(self, config: Cosmos3Config, index: int, place: Placement) -> None:
+        super().__init__()
+        names = LayerNames("generation", index)
+        self.index = index
+        self.input_layernorm, self.post_attention_layernorm = (
+            norm(config, names.stored_norm(name), place, adds=adds)
+            for name, adds in (("input_layernorm", index > 0), ("post_attention_layernorm", True))
+        )
+        self.qkv_proj = qkv_projection(config, names, place)
+        heads, kv_heads = self.qkv_proj.heads, self.qkv_proj.kv_heads
+        attention = f"{names.stored}.self_attn"
+        self.head_norms = NormRotateStore(
+            heads,
+            kv_heads,
+            config.head_dim,
+            eps=config.rms_norm_eps,
+            stored=(f"{attention}.norm_added_q", f"{attention}.norm_added_k"),
+            role=names.tower,
+            device=place.device,
+        )
+        self.attention = CachelessAttention(
+            heads, config.head_dim, role=names.tower, kv_heads=kv_heads, layer=index
+        )
+        self.to_out = out_projection(config, names, place)
+        self.mlp = FeedForward(config, names, place)
+
+    def forward(
+        self, residual: Tensor, update: Tensor | None, group: BranchGroup
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the layer on ``residual + update``, both [branches * tokens, hidden].
+
+        Returns:
+            Residual and update behind the layer.
+        """
+        if update is None:
+            normed = self.input_layernorm(residual)
+        else:
+            normed, residual = self.input_layernorm.add(update, residual)
+        keys, values = group.layer(self.index)
+        query = self.head_norms(self.qkv_proj(normed), group.rotation, group.slots, keys, values)
+        attended = [
+            self.attention(part[None], keys[None, span], values[None, span])[0]
+            for part, span in zip(query.split(group.tokens), group.spans, strict=True)
+        ]
+        joined = attended[0] if len(attended) == 1 else torch.cat(attended)
+        normed, residual = self.post_attention_layernorm.add(
+            self.to_out(joined.flatten(1)), residual
+        )
+        return residual, self.mlp(normed)
+
+
+class GenerationTower(nn.Module):
+    """All layers and the final norm.
+
+    Args:
+        config: sizes.
+        place: of the weights.
+    """
+
+    def __init__(self, config: Cosmos3Config, place: Placement) -> None:
+        super().__init__()
+        blocks = nn.ModuleList(
+            GenerationLayer(config, index, place) for index in range(config.num_hidden_layers)
+        )
+        self.layers = cast("Sequence[GenerationLayer]", blocks)
+        self.norm = norm(config, "norm_moe_gen", place, adds=True)
+
+    def forward(self, x: Tensor, group: BranchGroup) -> Tensor:
+        """Maps tokens [branches * tokens, hidden] to the final norm's output of that shape."""
+        update: Tensor | None = None
+        for layer in self.layers:
+            x, update = layer(x, update, group)
+        assert update is not None
+        return self.norm.add(update, x)[0]

@@ -1,0 +1,121 @@
+"""Positions of text and media tokens, and the rotations that they stand for, in fp32.
+
+Positions have three axes: time, row and column. bf16 positions change velocities by a fifth, so
+everything here is fp32 and computed on the host once for each layout.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.state import Layout
+
+VIDEO_COMPRESSION = 4
+"""Pixel frames that one latent frame stands for."""
+
+_CACHED = 8
+
+
+def text_positions(length: int) -> Tensor:
+    """Returns fp32 [length, 3]: token ``s`` stands at ``(s, s, s)``."""
+    return torch.arange(length, dtype=torch.float32)[:, None].expand(-1, 3)
+
+
+def media_positions(layout: Layout, length: int, config: Cosmos3Config) -> Tensor:
+    """Returns the positions of all media tokens behind a text of ``length`` tokens.
+
+    The order is video (frame, row, column), action rows, sound frames. With an fps, temporal
+    positions are in units of ``1 / 6`` s for a ``base_fps`` of 24, whatever the frame rate.
+
+    Returns:
+        fp32 [tokens, 3].
+    """
+    offset = float(length + config.unified_3d_mrope_temporal_modality_margin)
+    timed = layout.fps is not None and config.enable_fps_modulation
+    unit = config.base_fps / VIDEO_COMPRESSION
+    frames, rows, columns = layout.grid(config.latent_patch_size)
+
+    def times(count: int, start: int, rate: float, scale: float) -> Tensor:
+        index = torch.arange(start, start + count, dtype=torch.float32)
+        return (index / rate * scale if timed else index) + offset
+
+    fps = 1.0 if layout.fps is None else layout.fps
+    video = torch.stack(
+        torch.meshgrid(
+            times(frames, 0, fps / VIDEO_COMPRESSION, unit),
+            torch.arange(rows, dtype=torch.float32),
+            torch.arange(columns, dtype=torch.float32),
+            indexing="ij",
+        ),
+        dim=-1,
+    )
+    parts = [video.reshape(-1, 3)]
+    if layout.action is not None:
+        parts.append(_line(times(layout.action.rows, layout.action.start, fps, unit)))
+    if layout.sound_frames:
+        # Sound has a rate of its own and is not compressed in time, unlike its base.
+        sound = times(layout.sound_frames, 0, config.sound_latent_fps, config.base_fps)
+        parts.append(_line(sound))
+    return torch.cat(parts)
+
+
+def _line(times: Tensor) -> Tensor:
+    return torch.stack([times, torch.zeros_like(times), torch.zeros_like(times)], dim=1)
+
+
+def rotation(positions: Tensor, config: Cosmos3Config) -> Tensor:
+    """Returns the cosines, then the sines, of each position's angles.
+
+    Slot ``j`` turns by ``position * rope_theta^(-2 j / head_dim)``. Its axis is the row where
+    ``j mod 3`` is 1 and the column where it is 2, as long as their sections reach; else time.
+
+    Args:
+        positions: fp32 [tokens, 3].
+        config: sections, base and head width.
+
+    Returns:
+        fp32 [tokens, head_dim].
+    """
+    half = config.head_dim // 2
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = positions[:, rotary_axes(config)] * (1.0 / config.rope_theta**exponents)
+    assert angles.shape[1] == half
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def rotary_axes(config: Cosmos3Config) -> Tensor:
+    """Returns the axis of each of the ``head_dim / 2`` slots: 0 time, 1 row, 2 column."""
+    axes = torch.zeros(config.head_dim // 2, dtype=torch.long)
+    for axis in (1, 2):
+        axes[axis : 3 * config.mrope_section[axis] : 3] = axis
+    return axes
+
+
+class Rotations:
+    """Rotations on a device, kept for the layouts and text lengths used last.
+
+    Args:
+        config: sections, base and head width.
+        device: where they are needed.
+    """
+
+    def __init__(self, config: Cosmos3Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self._media: OrderedDict[tuple[Layout, int], Tensor] = OrderedDict()
+
+    def text(self, length: int) -> Tensor:
+        """Returns fp32 [length, head_dim] of a text."""
+        return rotation(text_positions(length), self.config).to(self.device)
+
+    def media(self, layout: Layout, length: int) -> Tensor:
+        """Returns fp32 [tokens, head_dim] of all media tokens behind ``length`` text tokens."""
+        key = layout, length
+        if key not in self._media:
+            positions = media_positions(layout, length, self.config)
+            self._media[key] = rotation(positions, self.config).to(self.device)
+            if len(self._media) > _CACHED:
+                self._media.popitem(last=False)
+        self._media.move_to_end(key)
+        return self._media[key]
