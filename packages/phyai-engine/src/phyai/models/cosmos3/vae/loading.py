@@ -1,13 +1,12 @@
 """From ``vae/`` of a checkpoint to a ready model."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from phyai.checkpoints import CheckpointError, CheckpointReader, load_into
+from phyai.models.cosmos3.stored import read_config
 from phyai.models.cosmos3.vae.convs import Layout
 from phyai.models.cosmos3.vae.model import PARTS, Part, WanVAE
 from phyai.models.cosmos3.vae.tiling import TileConfig
@@ -50,7 +49,7 @@ def load_vae(
         owner = _OWNER.get(name.partition(".")[0])
         return None if owner is not None and owner not in parts else name
 
-    reader = CheckpointReader(directory, canonical)
+    reader = CheckpointReader(directory, canonical, stem="diffusion_pytorch_model")
     try:
         vae = WanVAE.from_config(
             read_config(directory),
@@ -66,21 +65,3 @@ def load_vae(
     place = device if torch.device(device).type == "cuda" else "cpu"
     load_into(vae, reader.tensors(place), source=str(directory))
     return vae.eval()
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Returns ``config.json`` of a folder.
-
-    Raises:
-        CheckpointError: if there is none, or it is not a JSON object.
-    """
-    path = directory / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist; pass the folder that holds it") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold an object, it holds a {type(values).__name__}")
-    return values

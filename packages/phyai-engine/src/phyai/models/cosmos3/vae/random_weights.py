@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from phyai.checkpoints import collect_slots
+from phyai.models.cosmos3.stored import stored_shapes
 from phyai.models.cosmos3.vae.config import WanVAEConfig
 from phyai.models.cosmos3.vae.model import WanVAE
-from phyai.models.cosmos3.vae.slots import stored_shapes
 
 
 def tiny_config() -> WanVAEConfig:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phyai.checkpoints.slots import TensorSlot
+from phyai.models.cosmos3.stored import stored_slot
 from phyai.models.cosmos3.vae.config import Factors, spread_axes
 from phyai.models.cosmos3.vae.convs import TAPS, Build, TimeWeight, conv2d, conv_time
-from phyai.models.cosmos3.vae.slots import stored_slot
 from phyai.models.cosmos3.vae.stream import Stream
 
 

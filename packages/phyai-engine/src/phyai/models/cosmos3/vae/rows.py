@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phyai.checkpoints.slots import TensorSlot
-from phyai.models.cosmos3.vae.slots import stored_slot
+from phyai.models.cosmos3.stored import stored_slot
 
 
 @cache

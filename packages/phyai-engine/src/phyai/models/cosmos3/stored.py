@@ -1,7 +1,10 @@
-"""Places for stored tensors that a layer keeps in another layout."""
+"""What the folder of a part stores: its sizes, and tensors that layers keep in another layout."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,3 +46,21 @@ def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
         for name, slot in collect_slots(model).items()
         if isinstance(slot, StoredSlot)
     }
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Returns ``config.json`` of a folder.
+
+    Raises:
+        CheckpointError: if there is none, or it is not a JSON object.
+    """
+    path = directory / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist; pass the folder that holds it") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold an object, it holds a {type(values).__name__}")
+    return values
