@@ -238,7 +238,8 @@ def test_a_rule_that_matches_nothing_is_reported():
 
 
 def test_unknown_plugin_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"no model plugin 'pi06'; known: pi05"):
+    known = "known: cosmos3, cosmos3_policy, pi05"
+    with pytest.raises(ValueError, match=f"no model plugin 'pi06'; {known}"):
         Engine(EngineArgs("pi06", None, EngineConfig(DeviceConfig("cpu"))))
 
 

@@ -17,12 +17,17 @@ from phyai.dispatch.selector import Selector
 from phyai.dispatch.trace import SelectionTrace
 from phyai.dispatch.types import ModelContext
 from phyai.engine_config import EngineConfig
+from phyai.engine_ranks import RankedPlugin, in_rank
 from phyai.layers import Linear
 from phyai.processing.inputs import Observation
 from phyai.quantization import quant_sources
 
 ENTRY_POINT_GROUP = "phyai.models"
-_BUILT_IN = {"pi05": "phyai.models.pi05.main_pi05:PI05Policy"}
+_BUILT_IN = {
+    "cosmos3": "phyai.models.cosmos3.main_cosmos3:Cosmos3Generator",
+    "cosmos3_policy": "phyai.models.cosmos3.main_cosmos3:Cosmos3Policy",
+    "pi05": "phyai.models.pi05.main_pi05:PI05Policy",
+}
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,24 @@ class ActionChunk:
         normalized: fp32 [chunk, max_action_dim] as the model produced them.
         timing_ms: milliseconds by stage; of the whole batch when there was one.
         prompt: the text the model read.
+        video: uint8 [T, H, W, 3] predicted frames, of a family that predicts them, if asked for.
     """
 
     actions: np.ndarray
     normalized: np.ndarray
     timing_ms: Mapping[str, float]
     prompt: str
+    video: np.ndarray | None = None
 
 
 class ModelPlugin(Protocol):
     """What a model family gives the engine.
 
     A family whose chunks can be guided takes ``guidance`` in `infer` and has `normalize_actions`,
-    as `Engine.normalize_actions` describes it.
+    as `Engine.normalize_actions` describes it. One with requests of its own has ``run``, see
+    `Engine.run`, and may lack `infer`. One that several devices compute together takes
+    ``parallel``, a `ParallelConfig`, when it is made, and is made in every process of the default
+    process group. The attribute ``family`` is what kernel policies call it, if not by its name.
     """
 
     def infer(
@@ -130,9 +140,21 @@ class Engine:
         self.config = EngineConfig.from_env(args.config)
         device = self.config.device.resolve()
         factory = _plugin(args.plugin)
+        family = getattr(factory, "family", args.plugin)
         self.selector: Selector = initialize_kernel_system(
-            self.config.kernel, device=device, model=ModelContext(family=args.plugin)
+            self.config.kernel, device=device, model=ModelContext(family=family)
         )
+        self._frozen = False
+        several = self.config.parallel.ranks > 1
+        if several and "parallel" not in inspect.signature(factory).parameters:
+            raise ValueError(
+                f"the model family {args.plugin!r} runs on one device; parallel is "
+                f"{self.config.parallel}, leave it out"
+            )
+        if several and not in_rank():
+            self.plugin: Any = RankedPlugin(args, self.config)
+            return
+        more = {"parallel": self.config.parallel} if several else {}
         with (
             kernel_selector_scope(self.selector),
             quant_sources(
@@ -145,8 +167,31 @@ class Engine:
                 device=device,
                 params_dtype=self.config.device.params_dtype,
                 runtime=self.config.runtime,
+                **more,
             )
-        self._frozen = False
+
+    def run(self, request: Any, **options: Any) -> Any:
+        """Answers a request of a family that has its own, such as those of Cosmos3.
+
+        Args:
+            request: one of the family's requests, such as
+                ``phyai.models.cosmos3.requests.TextToVideoRequest``.
+            options: of the family.
+
+        Raises:
+            ValueError: for a family that answers observations only, or a request that does not fit
+                the checkpoint.
+            ProcessingError: for pictures, states or texts that cannot be used.
+        """
+        if not hasattr(self.plugin, "run"):
+            raise ValueError(
+                f"the model family {self.args.plugin!r} has no requests of its own; "
+                "use infer with an Observation"
+            )
+        with kernel_selector_scope(self.selector):
+            result = self.plugin.run(request, **options)
+            self._freeze_once()
+        return result
 
     def infer(
         self,
@@ -156,10 +201,16 @@ class Engine:
         seed: int | None = None,
         num_steps: int | None = None,
         guidance: Any = None,
+        video: bool = False,
     ) -> ActionChunk:
         """Answers one observation; ``noise`` is [1, chunk, max_action_dim]."""
         return self.infer_batch(
-            [observation], noise=noise, seed=seed, num_steps=num_steps, guidance=guidance
+            [observation],
+            noise=noise,
+            seed=seed,
+            num_steps=num_steps,
+            guidance=guidance,
+            video=video,
         )[0]
 
     def infer_batch(
@@ -170,6 +221,7 @@ class Engine:
         seed: int | None = None,
         num_steps: int | None = None,
         guidance: Any = None,
+        video: bool = False,
     ) -> list[ActionChunk]:
         """Answers several observations at once.
 
@@ -180,24 +232,41 @@ class Engine:
             num_steps: integration steps, the checkpoint's number by default.
             guidance: what the new chunks shall continue, for model families that know it, such as
                 ``phyai.models.pi05.guidance.Guidance``.
+            video: whether to return the frames that a family predicts with its actions.
 
         Raises:
-            ValueError: for an empty batch, bad noise, or guidance for a family without it.
+            ValueError: for an empty batch, bad noise, or guidance or video for a family without.
             ProcessingError: for an observation the processors cannot use.
         """
         if not observations:
             raise ValueError("the batch has no observation")
+        if not hasattr(self.plugin, "infer"):
+            raise ValueError(
+                f"the model family {self.args.plugin!r} answers no observations; use run with a "
+                "request of the family"
+            )
         if guidance is not None:
             self._check_guides()
         more = {} if guidance is None else {"guidance": guidance}
+        if video:
+            self._check_video()
+            more["video"] = True
         with kernel_selector_scope(self.selector):
             chunks = self.plugin.infer(
                 observations, noise=noise, seed=seed, num_steps=num_steps, **more
             )
-            if self.config.runtime.freeze_kernel_choices and not self._frozen:
-                freeze_kernel_choices()
-                self._frozen = True
+            self._freeze_once()
         return chunks
+
+    def _freeze_once(self) -> None:
+        if self.config.runtime.freeze_kernel_choices and not self._frozen:
+            freeze_kernel_choices()
+            self._frozen = True
+
+    def close(self) -> None:
+        """Ends the processes of an engine on several devices; the engine answers no more."""
+        if isinstance(self.plugin, RankedPlugin):
+            self.plugin.close()
 
     @property
     def guides(self) -> bool:
@@ -231,14 +300,20 @@ class Engine:
                 "join the finished chunks instead"
             )
 
+    def _check_video(self) -> None:
+        if "video" not in inspect.signature(self.plugin.infer).parameters:
+            raise ValueError(f"the model family {self.args.plugin!r} predicts no video")
+
     def explain(self) -> list[SelectionTrace]:
-        """Returns, for every call site used so far, what was chosen and why."""
+        """Returns, for every call site used so far, what was chosen and why; of rank 0."""
+        if isinstance(self.plugin, RankedPlugin):
+            return self.plugin.explain()
         with kernel_selector_scope(self.selector):
             traces = [site.trace() for site in self.plugin.call_sites()]
         return [trace for trace in traces if trace is not None]
 
     def weight_bytes(self) -> int:
-        """Returns the bytes that the model's weights occupy."""
+        """Returns the bytes that the model's weights occupy, on one device of several."""
         return self.plugin.weight_bytes()
 
     def describe(self) -> dict[str, Any]:
@@ -251,5 +326,6 @@ class Engine:
             "torch": torch.__version__,
             "policy": {"source": policy.source, "version": policy.version},
             "guidance": self.guides,
+            "ranks": self.config.parallel.ranks,
             **self.plugin.describe(),
         }
