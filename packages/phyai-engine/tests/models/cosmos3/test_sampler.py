@@ -173,10 +173,10 @@ def test_interval_is_exclusive_and_leaves_five_forwards(layout, noise):
     model = Field(layout)
     denoise(model, noise, BRANCHES, layout, sampling)
     assert model.calls == [(999, 2), (937, 1), (833, 1), (624, 1)]
-    assert sampling.forwards() == 5
-    assert Sampling(4, 3.0, 5.0).forwards() == 8
-    assert Sampling(4, 3.0, 5.0, interval=(937, 999)).forwards() == 4
-    assert Sampling(4, 3.0, 5.0, interval=(936, 1000)).forwards() == 6
+    assert sampling.forwards == 5
+    assert Sampling(4, 3.0, 5.0).forwards == 8
+    assert Sampling(4, 3.0, 5.0, interval=(937, 999)).forwards == 4
+    assert Sampling(4, 3.0, 5.0, interval=(936, 1000)).forwards == 6
 
 
 def test_guidance_without_second_branch_is_refused(layout, noise):

@@ -53,7 +53,7 @@ def denoise(
         ValueError: if guidance needs a second branch and there is none.
     """
     steps = _solver_steps(sampling)
-    _check(conditions, steps, sampling)
+    _check(conditions, sampling)
     solver = UniPC(steps)
     clean = state
     for index, step in enumerate(steps):
@@ -96,11 +96,8 @@ def _solver_steps(sampling: Sampling) -> tuple[SolverStep, ...]:
     return solver_steps(sampling.noise_schedule())
 
 
-def _check(
-    conditions: Sequence[Conditions], steps: Sequence[SolverStep], sampling: Sampling
-) -> None:
-    needed = 1 + any(sampling.guides(step.timestep) for step in steps)
-    if len(conditions) < needed:
+def _check(conditions: Sequence[Conditions], sampling: Sampling) -> None:
+    if len(conditions) < sampling.branches:
         raise ValueError(
             f"guidance {sampling.guidance} needs a conditional and an unconditional branch, got "
             f"{len(conditions)} of them; pass both or set guidance to 1"

@@ -175,10 +175,11 @@ def _raw_dim(raw_dim: int, setup: Setup) -> int:
 
 def _domain_id(name: str, setup: Setup) -> int:
     number = find_domain(name).id
-    if number >= setup.domains:
+    if number not in setup.domains:
+        served = ", ".join(map(str, setup.domains)) or "none"
         raise ProcessingError(
-            f"domain {name!r} has id {number} but the checkpoint has tables of {setup.domains} "
-            "embodiments; use a checkpoint that was trained on it"
+            f"domain {name!r} has id {number}, which is not served; served: {served}. Load the "
+            "checkpoint with this domain, or one that was trained on it"
         )
     return number
 

@@ -24,8 +24,8 @@ class Setup:
     Attributes:
         device: where pictures are processed.
         action_dim: width of an action row, 0 without action heads.
-        domains: embodiments with action tables.
-        sound: whether the model and the pipeline can make sound.
+        domains: ids of the embodiments that are served.
+        sound: latent sound frames of (pixel frames, fps); None: no sound is made.
         contract: of `PolicyRequest`.
         style: whose habits texts follow.
         system_prompt: whether a system message precedes the prompt; native has none.
@@ -33,8 +33,8 @@ class Setup:
 
     device: torch.device
     action_dim: int
-    domains: int
-    sound: bool
+    domains: tuple[int, ...]
+    sound: Callable[[int, float], int] | None
     contract: PolicyContract
     style: PromptStyle
     system_prompt: bool

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+SAMPLE_RATE = 48_000
+"""Of the published sound decoder, samples per second."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Result:
     """What all answers share.
 
     Attributes:
-        timing_ms: milliseconds by stage: preprocess, encode, prefill, denoise, decode, total.
+        timing_ms: milliseconds by stage: preprocess, encode, prefill, noise, denoise,
+            decode, postprocess, and their total.
         prompt: the text that the model read, without its chat template.
         seed: of the noise.
         latents: fp32 [C, T, H, W] video latents if asked for.
@@ -55,7 +59,7 @@ class VideoResult(_Result):
     frames: np.ndarray
     fps: float
     sound: np.ndarray | None = None
-    sample_rate: int = 48_000
+    sample_rate: int = SAMPLE_RATE
 
 
 @dataclass(frozen=True, eq=False)

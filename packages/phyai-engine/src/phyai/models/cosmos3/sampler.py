@@ -86,8 +86,14 @@ class Sampling:
             return False
         return self.interval is None or self.interval[0] < timestep < self.interval[1]
 
+    @property
+    def branches(self) -> int:
+        """Texts that are needed: 1, or 2 if any step is guided."""
+        return 1 + any(map(self.guides, self.noise_schedule().timesteps))
+
+    @property
     def forwards(self) -> int:
-        """Returns how many times the generation tower runs, all branches counted."""
+        """How many times the generation tower runs, all branches counted."""
         return sum(1 + self.guides(t) for t in self.noise_schedule().timesteps)
 
 
