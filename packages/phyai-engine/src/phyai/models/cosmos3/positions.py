@@ -26,25 +26,25 @@ def text_positions(length: int) -> Tensor:
 def media_positions(layout: Layout, length: int, config: Cosmos3Config) -> Tensor:
     """Returns the positions of all media tokens behind a text of ``length`` tokens.
 
-    The order is video (frame, row, column), action rows, sound frames. With an fps, temporal
-    positions are in units of ``1 / 6`` s for a ``base_fps`` of 24, whatever the frame rate.
+    The order is video (frame, row, column), action rows, sound frames. With an fps, a temporal
+    position is a time, in units of 1 / 6 s for a ``base_fps`` of 24; without, a frame number.
+    Sound latents have a rate of their own and are not compressed in time.
 
     Returns:
         fp32 [tokens, 3].
     """
     offset = float(length + config.unified_3d_mrope_temporal_modality_margin)
-    timed = layout.fps is not None and config.enable_fps_modulation
-    unit = config.base_fps / VIDEO_COMPRESSION
+    fps, unit = layout.fps, config.base_fps / VIDEO_COMPRESSION
     frames, rows, columns = layout.grid(config.latent_patch_size)
 
-    def times(count: int, start: int, rate: float, scale: float) -> Tensor:
+    def times(count: int, start: int, rate: float | None, scale: float) -> Tensor:
         index = torch.arange(start, start + count, dtype=torch.float32)
+        timed = rate is not None and config.enable_fps_modulation
         return (index / rate * scale if timed else index) + offset
 
-    fps = 1.0 if layout.fps is None else layout.fps
     video = torch.stack(
         torch.meshgrid(
-            times(frames, 0, fps / VIDEO_COMPRESSION, unit),
+            times(frames, 0, fps and fps / VIDEO_COMPRESSION, unit),
             torch.arange(rows, dtype=torch.float32),
             torch.arange(columns, dtype=torch.float32),
             indexing="ij",
@@ -55,7 +55,6 @@ def media_positions(layout: Layout, length: int, config: Cosmos3Config) -> Tenso
     if layout.action is not None:
         parts.append(_line(times(layout.action.rows, layout.action.start, fps, unit)))
     if layout.sound_frames:
-        # Sound has a rate of its own and is not compressed in time, unlike its base.
         sound = times(layout.sound_frames, 0, config.sound_latent_fps, config.base_fps)
         parts.append(_line(sound))
     return torch.cat(parts)
