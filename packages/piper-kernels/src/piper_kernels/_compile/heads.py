@@ -57,15 +57,15 @@ class Rotary:
 def match_rms_norm(node: Node) -> RMSNorm | None:
     """Match RMSNorm with or without a weight, with or without conversions around its parts."""
     product, outside = peel_conversion(node)
-    for scaled, weight in ((product, None), *_factors(product)):
-        nodes = outside if weight is None else outside | {product}
-        if weight is not None:
-            weight, _ = peel_conversion(weight)
-            if not _is_vector_of(weight, node):
-                continue
-            scaled, conversion = peel_conversion(scaled)
-            nodes |= conversion
-        found = _match_normalized(scaled, weight, nodes)
+    found = _match_normalized(product, None, outside)
+    if found is not None:
+        return found
+    for scaled, factor in _factors(product):
+        weight, _ = peel_conversion(factor)
+        if not _is_vector_of(weight, node):
+            continue
+        normalized, conversion = peel_conversion(scaled)
+        found = _match_normalized(normalized, weight, outside | conversion | {product})
         if found is not None:
             return found
     return None
@@ -179,31 +179,32 @@ def _match_part(node: Any, source: Node, start: int, width: int) -> frozenset[No
     """Return the nodes that select features of a source, with conversions around them."""
     part, nodes = peel_conversion(node)
     value = fake_value(part)
-    if value is None or dimension_key(value.shape[-1]) != width:
+    if value is None or dimension_key(value.shape[-1]) != width or _part_start(part) != start:
         return None
+    nodes |= {part}
     if is_call(part, operator.getitem):
-        split: Any = part.args[0]
-        if not is_call(split, aten.split.Tensor, aten.split_with_sizes.default):
-            return None
-        if not _is_last(split, 2) or _split_start(part) != start:
-            return None
-        nodes |= {part, split}
-        part = split
-    elif is_call(part, aten.slice.Tensor):
-        if not _is_last(part, 1) or _argument(part, 4, 1) != 1:
-            return None
-        if (_argument(part, 2, None) or 0) != start:
-            return None
+        part = part.args[0]
         nodes |= {part}
-    else:
-        return None
     whole, conversion = peel_conversion(part.args[0])
     bare, _ = peel_conversion(source)
     return nodes | conversion if whole is source or whole is bare else None
 
 
-def _split_start(item: Node) -> int | None:
-    """Return the first feature of an item of a split, where the sizes are numbers."""
+def _part_start(part: Any) -> int | None:
+    """Return the first feature of a slice or an item of a split, where it is a number."""
+    if is_call(part, aten.slice.Tensor):
+        if not _is_last(part, 1) or _argument(part, 4, 1) != 1:
+            return None
+        return _argument(part, 2, None) or 0
+    if not is_call(part, operator.getitem):
+        return None
+    split: Any = part.args[0]
+    if not is_call(split, aten.split.Tensor, aten.split_with_sizes.default):
+        return None
+    return _item_start(part) if _is_last(split, 2) else None
+
+
+def _item_start(item: Node) -> int | None:
     split: Any = item.args[0]
     start = 0
     for index in range(int(item.args[1])):  # type: ignore[arg-type]

@@ -58,7 +58,11 @@ class LinearFormat(Protocol):
 
 def insert_results(graph: Graph, target: Any, args: tuple[Any, ...]) -> tuple[Node, ...]:
     """Append a call that returns a tuple, and one node for each of its results."""
-    call = insert_call(graph, target, args)
+    return result_items(graph, insert_call(graph, target, args))
+
+
+def result_items(graph: Graph, call: Node) -> tuple[Node, ...]:
+    """Append one node for each result of a call that returns a tuple."""
     results = []
     for index, value in enumerate(call.meta["val"]):
         item = graph.call_function(operator.getitem, (call, index))

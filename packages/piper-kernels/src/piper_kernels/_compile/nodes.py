@@ -1,7 +1,8 @@
 """Reading and replacing nodes of a functional ATen graph."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -64,20 +65,35 @@ def is_contiguous(value: Tensor) -> bool:
     return True
 
 
-def insert_call(graph: Graph, target: Any, args: tuple[Any, ...]) -> Node:
+def insert_call(
+    graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> Node:
     """Append a call at the insertion point, with the fake value of its result.
 
     Custom operators compute shapes only for fake tensors.
     """
-    node = graph.call_function(target, args)
+    named = dict(kwargs or {})
+    node = graph.call_function(target, args, named)
     values: Any = map_arg(args, lambda item: item.meta["val"])
     mode = detect_fake_mode(values)
-    if mode is None:
-        node.meta["val"] = target(*values)
-    else:
-        with mode:
-            node.meta["val"] = target(*values)
+    with nullcontext() if mode is None else mode:
+        node.meta["val"] = target(*values, **named)
     return node
+
+
+def insert_named(graph: Graph, target: Any, arguments: Mapping[str, Any]) -> Node:
+    """Append a call of a custom operator whose arguments are given by name; others are defaults."""
+    given = dict(arguments)
+    args, kwargs = [], {}
+    for argument in target._schema.arguments:
+        value = given.pop(argument.name) if argument.name in given else argument.default_value
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    if given:
+        raise TypeError(f"{target} has no arguments {', '.join(given)}")
+    return insert_call(graph, target, tuple(args), kwargs)
 
 
 def has_values(node: Node) -> bool:
@@ -87,12 +103,13 @@ def has_values(node: Node) -> bool:
 
 def insert_reshape(graph: Graph, node: Node, like: Node) -> Node:
     """Append a reshape of ``[..., width]`` to the leading sizes of another node."""
-    lead = [_size(graph, like, dim) for dim in range(like.meta["val"].ndim - 1)]
-    width = _size(graph, node, node.meta["val"].ndim - 1)
+    lead = [insert_size(graph, like, dim) for dim in range(like.meta["val"].ndim - 1)]
+    width = insert_size(graph, node, node.meta["val"].ndim - 1)
     return insert_call(graph, aten.reshape.default, (node, [*lead, width]))
 
 
-def _size(graph: Graph, node: Node, dim: int) -> Any:
+def insert_size(graph: Graph, node: Node, dim: int) -> Any:
+    """Return a size of a value: a number, or an appended node where it is symbolic."""
     size = node.meta["val"].shape[dim]
     return size if isinstance(size, int) else insert_call(graph, aten.sym_size.int, (node, dim))
 

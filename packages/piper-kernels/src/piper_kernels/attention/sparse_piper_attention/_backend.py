@@ -56,8 +56,8 @@ class SparseAttentionBackend(Protocol):
             rows: Keys that exist, or all of them with ``block_lengths``.
             block_lengths: int32 ``[blocks]``, or ``None``.
             output_dtype: Dtype of the result, rounded to once.
-            coarse_output: FP32 ``[B, Hq, query blocks, D]``; added to each row of its block, times the
-                gate, in FP32. ``None``: nothing is added.
+            coarse_output: FP32 ``[B, Hq, query blocks, D]``; added to each row of its block,
+                times the gate, in FP32. ``None``: nothing is added.
             coarse_gate: Floating ``[B, queries, Hq, D]``, given with ``coarse_output``.
             query_block_offset: First query block to compute.
             query_block_count: Query blocks to compute; ``None``: all that follow.

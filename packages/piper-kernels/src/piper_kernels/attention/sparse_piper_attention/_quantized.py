@@ -35,11 +35,47 @@ def check_quantized(
     Raises:
         ValueError: A shape, dtype, device or layout does not fit the others.
     """
-    query, key = operands.query, operands.key
-    if query.ndim != 4 or key.ndim != 4:
+    query = operands.query
+    if query.ndim != 4 or operands.key.ndim != 4:
         raise ValueError(f"{LABEL}: prepared query and key must be [batch,heads,rows,features]")
     batch, heads, physical, features = query.shape
-    check_heads(LABEL, heads, key.shape[1], operands.value.shape[1])
+    rows = check_keys_and_values(
+        operands, summaries, request, heads, logical_sequence_length, block_lengths, output_dtype
+    )
+    check_prepared_queries(
+        query, operands.query_scale, summaries.query, (batch, heads, physical, features)
+    )
+    return rows
+
+
+def check_prepared_queries(
+    query: Tensor, scale: Tensor, summary: Tensor, shape: tuple[int, int, int, int]
+) -> None:
+    """Check queries of ``shape`` ``(B, Hq, R, D)``; ``ValueError`` names what does not fit."""
+    batch, heads, physical, features = shape
+    device, lead = query.device, (batch, heads)
+    _require("query", query, shape, torch.int8, device)
+    _require("query_scale", scale, (*lead, physical // QUERY_GROUP), torch.float32, device)
+    _require("query_summary", summary, (*lead, physical // BLOCK, features), torch.float32, device)
+
+
+def check_keys_and_values(
+    operands: PreparedOperands,
+    summaries: RoutingSummaries,
+    request: RoutingRequest,
+    heads: int,
+    logical_sequence_length: int,
+    block_lengths: Tensor | None,
+    output_dtype: torch.dtype,
+) -> int:
+    """Check everything but the queries of ``heads`` heads and return the rows of the output.
+
+    Raises:
+        ValueError: A shape, dtype, device or layout does not fit the others.
+    """
+    key = operands.key
+    batch, kv_heads, physical, features = key.shape
+    check_heads(LABEL, heads, kv_heads, operands.value.shape[1])
     if len(request.units) != heads:
         raise ValueError(f"{LABEL}: head_keep_ratio_units needs one value per head of {heads}")
     if features not in (64, 128):
@@ -50,19 +86,14 @@ def check_quantized(
         raise ValueError(
             f"{LABEL}: {logical_sequence_length} rows do not fill {physical} prepared rows"
         )
-    check_block_lengths(LABEL, block_lengths, physical, query.device)
+    check_block_lengths(LABEL, block_lengths, physical, key.device)
     rows = logical_sequence_length if block_lengths is None else physical
     check_routing_counts(LABEL, request.sparse_key_blocks, request.sparse_query_blocks, rows)
-    kv = (batch, key.shape[1])
+    kv = (batch, kv_heads)
     blocks = physical // BLOCK
     aux_blocks = 0 if request.mode is RoutingMode.MEAN else blocks
-    scales = (torch.float32, query.device)
-    codes = (torch.int8, query.device)
-    _require("query", query, (batch, heads, physical, features), *codes)
-    _require(
-        "query_scale", operands.query_scale, (*query.shape[:2], physical // QUERY_GROUP), *scales
-    )
-    _require("query_summary", summaries.query, (batch, heads, blocks, features), *scales)
+    scales = (torch.float32, key.device)
+    codes = (torch.int8, key.device)
     _require("key", key, (*kv, physical, features), *codes)
     _require("key_scale", operands.key_scale, (*kv, blocks), *scales)
     _require("key_summary", summaries.key, (*kv, blocks, features), *scales)

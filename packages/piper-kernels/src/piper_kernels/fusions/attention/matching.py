@@ -14,7 +14,13 @@ from torch.fx import Node
 from piper_kernels._compile.activations import peel_conversion
 from piper_kernels._compile.heads import RMSNorm, Rotary, match_rms_norm, match_rotary
 from piper_kernels._compile.linears import LinearCall
-from piper_kernels._compile.nodes import dimension_key, fake_value, is_call, is_contiguous, shape_key
+from piper_kernels._compile.nodes import (
+    dimension_key,
+    fake_value,
+    is_call,
+    is_contiguous,
+    shape_key,
+)
 from piper_kernels._compile.views import VIEWS
 
 aten = torch.ops.aten
@@ -111,34 +117,30 @@ def match_plain(node: Any, match: MatchLinear, *, transposed: bool) -> Projectio
 
 def match_output(result: Node, match: MatchLinear, *, transposed: bool) -> OutputProjection | None:
     """Match the linear of merged heads behind an attention."""
+    merged = _merged_shape(result, transposed=transposed)
+    nodes: set[Node] = set()
+    node, user = result, _only_user(result)
+    while user is not None and _merges(user, transposed=transposed):
+        nodes.add(user)
+        node, user = user, _only_user(user)
+    call, value = None if user is None else match(user), fake_value(node)
+    if call is None or call.input is not node or value is None or merged is None:
+        return None
+    fits = shape_key(value.shape) == merged and call.dtype == value.dtype
+    return OutputProjection(call, frozenset(nodes)) if fits else None
+
+
+def _merged_shape(result: Node, *, transposed: bool) -> tuple[object, ...] | None:
+    """Return keys of ``(B, S, H * D)`` of an attention, whose heads and features are numbers."""
     value = fake_value(result)
     if value is None or value.ndim != 4:
         return None
-    lead = (0, 2) if transposed else (0, 1)
-    heads, features = dimension_key(value.shape[1 if transposed else 2]), value.shape[3]
-    merged = [dimension_key(value.shape[dim]) for dim in lead]
-    if not isinstance(heads, int) or not isinstance(dimension_key(features), int):
+    batch, rows, heads, features = shape_key(value.shape)
+    if transposed:
+        rows, heads = heads, rows
+    if not isinstance(heads, int) or not isinstance(features, int):
         return None
-    merged.append(heads * int(features))
-    nodes: set[Node] = set()
-    node = result
-    while True:
-        user = _only_user(node)
-        if user is None:
-            return None
-        call = match(user)
-        if call is not None:
-            break
-        if not _merges(user, transposed=transposed):
-            return None
-        nodes.add(user)
-        node = user
-    merged_value = fake_value(node)
-    if call.input is not node or merged_value is None:
-        return None
-    if list(shape_key(merged_value.shape)) != merged or call.dtype != value.dtype:
-        return None
-    return OutputProjection(call, frozenset(nodes))
+    return batch, rows, heads * features
 
 
 def _merges(node: Node, *, transposed: bool) -> bool:
@@ -193,9 +195,8 @@ def _match_heads(node: Any, match: MatchLinear) -> Projection | None:
 
 def _tables_fit(rotary: Rotary, shape: tuple[object, ...]) -> bool:
     """Return whether both tables are ``[S, R]`` but for axes of size one."""
-    sizes = []
-    for table in (rotary.cos, rotary.sin):
-        sizes.append([size for size in shape_key(table.meta["val"].shape) if size != 1])
+    tables = (rotary.cos.meta["val"], rotary.sin.meta["val"])
+    sizes = [[size for size in shape_key(table.shape) if size != 1] for table in tables]
     rotated = sizes[0][-1] if len(sizes[0]) == 2 else None
     return (
         sizes[0] == sizes[1]

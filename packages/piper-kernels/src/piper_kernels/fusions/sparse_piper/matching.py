@@ -7,9 +7,7 @@ import torch
 from torch.fx import Node
 
 import piper_kernels.attention.coarse._ops  # noqa: F401  # registers the operators
-from piper_kernels._compile.linears import LinearCall
 from piper_kernels._compile.nodes import bind_arguments, fake_value, has_values, is_call, shape_key
-from piper_kernels._compile.views import VIEWS
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK
 from piper_kernels.attention.sparse_piper_attention._budget import UNITS
 from piper_kernels.fusions.attention.matching import (
@@ -142,33 +140,18 @@ def _match_residual(fine: Node, arguments: dict[str, Any]) -> tuple[Node, Node] 
     branch: Any = right if left is fine else left
     if not is_call(branch, ops.sparse_piper_coarse_residual.default) or len(branch.users) != 1:
         return None
-    operands = bind_arguments(branch)
+    return (users[0], branch) if _branch_fits(bind_arguments(branch), arguments, fine) else None
+
+
+def _branch_fits(branch: dict[str, Any], arguments: dict[str, Any], fine: Node) -> bool:
+    """Return whether a coarse residual is of the operands and the routing of an attention."""
     shared = ("query", "key", "value", "block_lengths", "routing_mode")
-    if any(operands[name] is not arguments[name] and operands[name] != arguments[name]
-           for name in shared):  # fmt: skip
-        return None
-    scale, gate, value = operands["coarse_scale"], fake_value(operands["gate"]), fake_value(fine)
+    if any(branch[name] != arguments[name] for name in shared):
+        return False
+    scale, gate, value = branch["coarse_scale"], fake_value(branch["gate"]), fake_value(fine)
     if not isinstance(scale, float) or scale <= 0 or gate is None or value is None:
-        return None
-    blocks, lowest = operands["coarse_key_blocks"], arguments["sparse_key_blocks"]
+        return False
+    blocks, lowest = branch["coarse_key_blocks"], arguments["sparse_key_blocks"]
     if isinstance(blocks, int) and isinstance(lowest, int) and blocks < lowest:
-        return None
-    if shape_key(gate.shape) != shape_key(value.shape) or gate.dtype != value.dtype:
-        return None
-    total = fake_value(users[0])
-    return None if total is None or total.dtype != value.dtype else (users[0], branch)
-
-
-def gate_views(gate: Node) -> list[Node]:
-    """Return the views between a gate and its linear, from the gate on."""
-    views = []
-    node: Any = gate
-    while is_call(node, *VIEWS):
-        views.append(node)
-        node = node.args[0]
-    return views
-
-
-def has_same_family(call: LinearCall, other: LinearCall) -> bool:
-    """Return whether two linears may use preparations of one input in one way."""
-    return call.family == other.family
+        return False
+    return shape_key(gate.shape) == shape_key(value.shape) and gate.dtype == value.dtype
