@@ -1,7 +1,7 @@
 """The transformer against diffusers' ``Cosmos3OmniTransformer`` on the same weights and inputs.
 
-``scripts/build_cosmos3_transformer_fixtures.py`` wrote the fixtures. The smallest deviation that the
-bound has to tell, a timestep rounded to bf16, moves velocities by 5e-4 of the largest.
+``scripts/build_cosmos3_transformer_fixtures.py`` wrote the fixtures. The smallest deviation that
+the bound has to tell, a timestep rounded to bf16, moves velocities by 5e-4 of the largest.
 """
 
 import json

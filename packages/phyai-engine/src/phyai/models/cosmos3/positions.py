@@ -39,8 +39,9 @@ def media_positions(layout: Layout, length: int, config: Cosmos3Config) -> Tenso
 
     def times(count: int, start: int, rate: float | None, scale: float) -> Tensor:
         index = torch.arange(start, start + count, dtype=torch.float32)
-        timed = rate is not None and config.enable_fps_modulation
-        return (index / rate * scale if timed else index) + offset
+        if rate is not None and config.enable_fps_modulation:
+            index = index / rate * scale
+        return index + offset
 
     video = torch.stack(
         torch.meshgrid(
@@ -77,10 +78,8 @@ def rotation(positions: Tensor, config: Cosmos3Config) -> Tensor:
     Returns:
         fp32 [tokens, head_dim].
     """
-    half = config.head_dim // 2
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions[:, rotary_axes(config)] * (1.0 / config.rope_theta**exponents)
-    assert angles.shape[1] == half
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
