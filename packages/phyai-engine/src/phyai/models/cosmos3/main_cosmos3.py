@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from phyai.engine_config import ParallelConfig, RuntimeConfig
 from phyai.layers import Linear
 from phyai.models.cosmos3.droid import ActionSpace, PolicyContract
 from phyai.models.cosmos3.loading import load_transformer
+from phyai.models.cosmos3.observations import CAMERAS, COMPOSED, chunk_of, policy_request
 from phyai.models.cosmos3.parallel import join
 from phyai.models.cosmos3.pipeline import Cosmos3Pipeline
 from phyai.models.cosmos3.prompts import PromptStyle
@@ -34,13 +34,6 @@ from phyai.processing.errors import ProcessingError
 from phyai.processing.inputs import Observation
 from phyai.quantization import resolve_quant_plan
 from phyai_quant import use_quant_plan
-
-CAMERAS = ("wrist", "exterior_1", "exterior_2")
-COMPOSED = "image"
-"""Name of a picture with all three views, instead of `CAMERAS`."""
-
-MODEL_STAGES = ("encode", "prefill", "denoise", "decode")
-"""Stages of a request's timing that are the model's work."""
 
 _VIEW = (360, 640)
 
@@ -259,53 +252,6 @@ def needs_decoder(request: Request) -> bool:
     if isinstance(request, PolicyRequest | WorldActionRequest):
         return request.decode_video
     return not isinstance(request, InverseDynamicsRequest)
-
-
-def policy_request(
-    observation: Observation, contract: PolicyContract, **settings: Any
-) -> PolicyRequest:
-    """Returns the request that an observation stands for.
-
-    Args:
-        observation: see `Cosmos3Policy.infer`.
-        contract: whose action space says what the state is.
-        settings: further fields of the request.
-
-    Raises:
-        ProcessingError: for other pictures, or a state of another width.
-    """
-    images = dict(observation.images)
-    state = observation.state
-    joints = contract.space is ActionSpace.JOINT_POSITION
-    width = 8 if joints else 7
-    if state is None or np.shape(state) != (width,):
-        seen = "missing" if state is None else f"of shape {np.shape(state)}"
-        what = (
-            "7 joint positions and the gripper" if joints else "position and quaternion x, y, z, w"
-        )
-        raise ProcessingError(f"the state is {seen}; this policy reads {width} numbers: {what}")
-    pictures: dict[str, Any]
-    if set(images) == {COMPOSED}:
-        pictures = {"image": images[COMPOSED]}
-    elif set(images) == set(CAMERAS):
-        pictures = {"wrist": images[CAMERAS[0]], "exteriors": [images[n] for n in CAMERAS[1:]]}
-    else:
-        raise ProcessingError(
-            f"the pictures are {', '.join(sorted(images)) or 'missing'}; this policy reads "
-            f"{', '.join(CAMERAS)}, or {COMPOSED} alone"
-        )
-    if joints:
-        pose = {"joint_position": state[:7], "gripper_position": float(state[7])}
-    else:
-        pose = {"eef_position": state[:3], "eef_quaternion": state[3:]}
-    return PolicyRequest(prompt=observation.task, **pictures, **pose, **settings)
-
-
-def chunk_of(result: PolicyResult) -> ActionChunk:
-    """Returns a policy's answer as the engine's."""
-    timing = dict(result.timing_ms)
-    timing["model"] = sum(timing.get(stage, 0.0) for stage in MODEL_STAGES)
-    return ActionChunk(result.actions, result.normalized, timing, result.prompt, result.frames)
 
 
 def stored_bytes(tensor: nn.Parameter | Tensor) -> int:
