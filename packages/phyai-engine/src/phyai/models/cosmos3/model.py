@@ -146,8 +146,12 @@ class Cosmos3Transformer(nn.Module):
             bound.fill(mine)
             return bound
         self._bound = bound = None
-        self._bound = BoundBranches(layout, mine, self.config, self._rotations)
+        self._bound = self.room(mine, layout)
         return self._bound
+
+    def room(self, branches: Sequence[Conditions], layout: Layout) -> BoundBranches:
+        """Returns new room for ``branches`` and what ``layout`` needs, which the caller keeps."""
+        return BoundBranches(layout, branches, self.config, self._rotations)
 
     def _mine(self, branches: Sequence[Conditions]) -> Sequence[Conditions]:
         place = self.parallel
@@ -165,7 +169,7 @@ class Cosmos3Transformer(nn.Module):
         """
         place, layout = self.parallel, bound.layout
         shared = place.branches > 1 and count == place.branches
-        masks = self._masks_of(layout)
+        masks = self.masks(layout)
         tokens = self._tokens(state, self._time(timestep), layout, masks)
         found: list[Modalities] = []
         for group in bound.parts(1 if shared else count):
@@ -226,7 +230,8 @@ class Cosmos3Transformer(nn.Module):
                     f"layout needs {'none' if needed is None else needed}"
                 )
 
-    def _masks_of(self, layout: Layout) -> Masks:
+    def masks(self, layout: Layout) -> Masks:
+        """Returns which positions of ``layout`` are denoised; those used last are kept."""
         if layout not in self._masks:
             self._masks[layout] = Masks.build(
                 layout, self.config, dtype=self.params_dtype, device=self.device

@@ -1,0 +1,196 @@
+"""The GPU runtime of Cosmos3: the whole loop from noise to data as one recorded graph."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.models.cosmos3.branches import BoundBranches
+from phyai.models.cosmos3.denoise import VelocityModel, denoise
+from phyai.models.cosmos3.model import Cosmos3Transformer
+from phyai.models.cosmos3.sampler import Sampling
+from phyai.models.cosmos3.state import Conditions, Layout, Modalities
+from phyai.runtime import graphs
+
+LoopKey = tuple[Layout, tuple[int, ...], Sampling]
+"""What a graph is recorded for: the grid, the text tokens of each branch, steps and guidance."""
+
+
+class Cosmos3Runtime:
+    """Runs `denoise` by replaying CUDA graphs; an argument of `Cosmos3Pipeline`.
+
+    A graph is recorded when a key is first seen, or beforehand by `warm_up`. It holds every step of
+    every branch, so a replay is two copies and one launch. Text tokens are part of the key because
+    attention to exactly the keys that exist needs no mask; a robot's instruction stays for an
+    episode. On other devices, with ``graphs`` off and among ranks the loop runs eagerly.
+
+    Args:
+        model: the transformer.
+        graphs: whether to record on a CUDA device.
+        kept: number of graphs to keep, those used last; each has room for keys and values.
+
+    Raises:
+        ValueError: for no graph to keep.
+    """
+
+    def __init__(self, model: Cosmos3Transformer, *, graphs: bool = True, kept: int = 4) -> None:
+        if kept < 1:
+            raise ValueError(f"kept is {kept}; it must be at least 1")
+        place = model.parallel
+        alone = place.branches == 1 and place.tp.size == 1
+        self.model, self.kept = model, kept
+        self.records = graphs and alone and model.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if self.records else None
+        self._loops: OrderedDict[LoopKey, RecordedLoop] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        model: VelocityModel,
+        state: Modalities,
+        conditions: Sequence[Conditions],
+        layout: Layout,
+        sampling: Sampling,
+    ) -> Modalities:
+        """Does what `denoise` does.
+
+        Raises:
+            ValueError: for another model than that of the runtime, or what `denoise` refuses.
+        """
+        if model is not self.model:
+            raise ValueError("this runtime holds graphs of another model; make one for this model")
+        if not self.records:
+            return denoise(model, state, conditions, layout, sampling)
+        with self._lock:
+            return self._loop(conditions, layout, sampling)(state, conditions)
+
+    @torch.inference_mode()
+    def warm_up(
+        self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
+    ) -> "RecordedLoop | None":
+        """Records the graph for texts of these lengths; returns it, or None where none is used."""
+        if not self.records:
+            return None
+        with self._lock:
+            return self._loop(conditions, layout, sampling)
+
+    def recorded(self) -> int:
+        """Returns the number of graphs."""
+        return len(self._loops)
+
+    def _loop(
+        self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
+    ) -> "RecordedLoop":
+        key = layout, tuple(one.length for one in conditions), sampling
+        if key not in self._loops:
+            while len(self._loops) >= self.kept:
+                self._loops.popitem(last=False)
+            self._loops[key] = RecordedLoop(self.model, conditions, layout, sampling, self._pool)
+        self._loops.move_to_end(key)
+        return self._loops[key]
+
+
+class RecordedLoop:
+    """One recorded loop with the buffers that it reads.
+
+    Args:
+        model: on a CUDA device.
+        conditions: texts; later ones have their lengths.
+        layout: of the media.
+        sampling: steps and guidance.
+        pool: memory that graphs share which never run at the same time.
+
+    Raises:
+        ValueError: if guidance needs a second branch and there is none.
+    """
+
+    def __init__(
+        self,
+        model: Cosmos3Transformer,
+        conditions: Sequence[Conditions],
+        layout: Layout,
+        sampling: Sampling,
+        pool: Any,
+    ) -> None:
+        self.bound = model.room(conditions, layout)
+        self._masks = model.masks(layout)  # the graph reads them; the model may drop them
+        self.state = _zeros(model, layout)
+        held = tuple(conditions)
+        bound = _Bound(model, self.bound)
+
+        def run() -> Tensor:
+            found = denoise(bound, self.state, held, layout, sampling)
+            return torch.cat([part.flatten() for part in _parts(found)])
+
+        self._call = graphs.CapturedCall(run, model.device, pool)
+
+    def __call__(self, state: Modalities, conditions: Sequence[Conditions]) -> Modalities:
+        """Replays the loop from ``state`` under other texts of the same lengths."""
+        for buffer, part in zip(_parts(self.state), _parts(state), strict=True):
+            buffer.copy_(part, non_blocking=True)
+        if not self.bound.holds(conditions, self.bound.layout):
+            self.bound.fill(conditions)
+        parts = iter(self.replay().split([part.numel() for part in _parts(self.state)]))
+        return self.state.map(lambda like: next(parts).view(like.shape).clone())
+
+    def replay(self) -> Tensor:
+        """Runs the loop on what the buffers hold; returns all modalities in one flat buffer."""
+        return self._call()
+
+
+class FrameEncoder:
+    """`WanVAE.encode_frame` as a recorded graph for each size of picture.
+
+    Args:
+        encode: maps pixels [3, H, W] to latents.
+        records: whether to record; pictures must then be on a CUDA device.
+    """
+
+    def __init__(self, encode: Callable[[Tensor], Tensor], *, records: bool) -> None:
+        self._encode, self.records = encode, records
+        self._loops: dict[tuple[int, ...], graphs.CapturedLoop] = {}
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Returns what the function returns."""
+        if not self.records:
+            return self._encode(pixels)
+        key = (*pixels.shape, pixels.element_size())
+        if key not in self._loops:
+            self._loops[key] = graphs.CapturedLoop(self._encode, [pixels])
+        return self._loops[key](pixels)
+
+
+class _Bound:
+    """A model whose branches are in place already."""
+
+    def __init__(self, model: Cosmos3Transformer, bound: BoundBranches) -> None:
+        self._model, self._bound = model, bound
+
+    def velocities(
+        self,
+        state: Modalities,
+        timestep: int,
+        branches: Sequence[Conditions],
+        layout: Layout,  # noqa: ARG002  # that of the bound branches
+    ) -> list[Modalities]:
+        return self._model.velocities_of(self._bound, len(branches), state, timestep)
+
+
+def _zeros(model: Cosmos3Transformer, layout: Layout) -> Modalities:
+    config, device = model.config, model.device
+    shape = (config.latent_channel, layout.frames, layout.height, layout.width)
+    action = sound = None
+    if layout.action is not None:
+        action = torch.zeros(layout.action.rows, config.action_dim, device=device)
+    if layout.sound_frames:
+        sound = torch.zeros(config.sound_dim, layout.sound_frames, device=device)
+    return Modalities(torch.zeros(shape, device=device), action, sound)
+
+
+def _parts(state: Modalities) -> list[Tensor]:
+    return [part for part in (state.video, state.action, state.sound) if part is not None]
