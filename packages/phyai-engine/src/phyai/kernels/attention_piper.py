@@ -63,8 +63,9 @@ def _prepare_sparse(facts: Facts, params: Mapping[str, Any]) -> Attention:
     def run(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         batch, rows, heads, width = q.shape
         more = k.shape[1] - rows
-        if more:  # keys without a query, such as a text's, are seen by every row
+        if more:  # the first keys, such as a text's, have no query: every row sees all of them
             q = torch.cat((q, q.new_zeros(batch, more, heads, width)), dim=1)
+            k, v = (torch.cat((x[:, more:], x[:, :more]), dim=1) for x in (k, v))
         out = attend(q, k, v, sparse_key_blocks=rows // BLOCK, scale=scale)
         return out[:, :rows]
 
