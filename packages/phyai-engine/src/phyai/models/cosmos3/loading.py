@@ -67,8 +67,14 @@ def load_transformer(
         _warn_about_unused_rules(model, plan)
     # A GPU casts faster than the host, and 16-bit weights need no copy on the host at all.
     place = device if torch.device(device).type == "cuda" else "cpu"
-    tensors = dict(_known(reader, plan, place))
-    tensors |= _served_rows(model, reader, place) | _unread(model, reader)
+    tensors = _known(reader, plan, place)
+    tensors |= _served_rows(model, reader, place)
+    # Of layers that are not needed only shapes are checked.
+    layers = {module.name for module in model.modules() if isinstance(module, UnusedLinear)}
+    for name in tensors:
+        if name.rpartition(".")[0] in layers:
+            shape = reader.shapes[name]
+            tensors[name] = lambda shape=shape: torch.empty(shape, device="meta")
     load_into(model, tensors, source=str(directory))
     return model.eval()
 
@@ -81,9 +87,12 @@ def transformer_folder(checkpoint_dir: Path | str) -> Path:
 
 
 def _stem(directory: Path) -> str:
-    """Returns the name of the weight files; quantizing tools write them under another."""
-    diffusers = any(directory.glob(f"{STEM}*.safetensors*"))
-    return STEM if diffusers or not any(directory.glob("model*.safetensors*")) else "model"
+    """Returns the name of the weight files or of their index; quantizing tools use another."""
+    for stem in (STEM, "model"):
+        names = (f"{stem}.safetensors", f"{stem}.safetensors.index.json")
+        if any((directory / name).is_file() for name in names):
+            return stem
+    return STEM
 
 
 def _generative(name: str) -> str | None:
@@ -128,16 +137,6 @@ def _served_rows(
 
             found[name] = read
     return found
-
-
-def _unread(model: Cosmos3Transformer, reader: CheckpointReader) -> dict[str, Callable[[], Tensor]]:
-    """Returns tensors without contents for layers of which the model needs none."""
-    layers = {module.name for module in model.modules() if isinstance(module, UnusedLinear)}
-    return {
-        name: lambda shape=shape: torch.empty(shape, device="meta")
-        for name, shape in reader.shapes.items()
-        if name.rpartition(".")[0] in layers
-    }
 
 
 def _warn_about_unused_rules(model: Cosmos3Transformer, plan: QuantPlan) -> None:
