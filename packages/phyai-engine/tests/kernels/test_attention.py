@@ -110,3 +110,37 @@ def test_which_row_serves_a_layout(monkeypatch, layout, head_dim, device, chosen
         attrs={"layout": layout, "causal": False},
     )
     assert Selector(build_catalog(), device=device).explain(query).selected == chosen
+
+
+@pytest.mark.parametrize("backend", ["auto", "cudnn", "flash", "efficient"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_preferred_backend_changes_no_number(row, backend, causal):
+    """On a CPU the others follow, which proves that a preference is no demand."""
+    q, k, v = (torch.randn(1, 5, heads, 8) for heads in (4, 2, 2))
+    found = row("sdpa.attention", {"sdpa_backend": backend})(q, k, v, scale=0.4, causal=causal)
+    expected = row("eager.attention")(q, k, v, scale=0.4, causal=causal)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_preferred_backend_is_asked_first(monkeypatch, row):
+    from torch.nn import attention
+
+    asked = []
+
+    class Recorded:
+        def __init__(self, order, *, set_priority):
+            asked.append((order[0], len(order), set_priority))
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr(attention, "sdpa_kernel", Recorded)
+    q = torch.randn(1, 3, 2, 8)
+    row("sdpa.attention", {"sdpa_backend": "cudnn"})(q, q, q, scale=1.0)
+    assert asked == [(attention.SDPBackend.CUDNN_ATTENTION, 4, True)]
+    check = build_catalog().impl("sdpa.attention").check_params
+    with pytest.raises(ValueError, match="sdpa_backend is 'fa4'; allowed: auto, cudnn"):
+        check({"sdpa_backend": "fa4"})

@@ -79,6 +79,36 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False
     return out.transpose(1, 2)
 
 
+SDPA_BACKENDS = ("auto", "cudnn", "flash", "efficient")
+"""Kernels of PyTorch that a policy may prefer; the others follow where it cannot run."""
+
+
+def _prepare_sdpa(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
+    name = params.get("sdpa_backend", "auto")
+    if name == "auto":
+        return _sdpa
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels = {
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    }
+    order = [kernels.pop(name), *kernels.values(), SDPBackend.MATH]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
+        with sdpa_kernel(order, set_priority=True):
+            return _sdpa(q, k, v, scale=scale, causal=causal)
+
+    return run
+
+
+def _check_sdpa(params: Mapping[str, Any]) -> None:
+    name = params.get("sdpa_backend", "auto")
+    if name not in SDPA_BACKENDS:
+        raise ValueError(f"sdpa_backend is {name!r}; allowed: {', '.join(SDPA_BACKENDS)}")
+
+
 def _flashinfer(backend: str) -> Callable[..., Any]:
     def prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
         from phyai.kernels.flashinfer_attention import ragged_runner
@@ -158,18 +188,25 @@ def populate(catalog: Catalog) -> None:
                 metadata={"package": "flashinfer-python"},
             )
         )
-    for kernel_id, function, priority, layout in (
-        ("sdpa.attention", _sdpa, Priority.OPTIMIZED, padded),
-        ("eager.attention", _eager, Priority.REFERENCE, either),
-    ):
-        catalog.register(
-            Impl(
-                kernel_id=kernel_id,
-                op="attention",
-                when=all_of(layout, is_set("dtype.input"), plain),
-                prepare=returns(function),
-                priority=priority,
-                reference=priority == Priority.REFERENCE,
-            )
+    catalog.register(
+        Impl(
+            kernel_id="sdpa.attention",
+            op="attention",
+            when=all_of(padded, is_set("dtype.input"), plain),
+            prepare=_prepare_sdpa,
+            priority=Priority.OPTIMIZED,
+            accepts=("sdpa_backend",),
+            check_params=_check_sdpa,
         )
+    )
+    catalog.register(
+        Impl(
+            kernel_id="eager.attention",
+            op="attention",
+            when=all_of(either, is_set("dtype.input"), plain),
+            prepare=returns(_eager),
+            priority=Priority.REFERENCE,
+            reference=True,
+        )
+    )
     attention_piper.register(catalog, plain)
