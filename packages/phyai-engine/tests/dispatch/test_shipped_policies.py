@@ -79,7 +79,15 @@ UNTOUCHED = {
 }
 MODELS = tuple(QUANTIZED)
 PORTABLE = ("convrot_int8", "convrot_nvfp4", "nvfp4")
-TUNED = ("pi05_h200", "pi05_h200_fast")
+TUNED = {
+    "pi05": ("pi05_h200", "pi05_h200_fast"),
+    "cosmos3": (
+        "cosmos3_h200",
+        "cosmos3_h200_fp8",
+        "cosmos3_h200_int8",
+        "cosmos3_video_sparse",
+    ),
+}
 # Presets of one tower, and the preset of both that they are part of.
 GENERATION = {
     "generation_convrot_int8": "convrot_int8",
@@ -124,8 +132,9 @@ def humming_query(variant, device, dtype="bf16"):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_presets_are_there(model):
     names = {path.stem for path in (EXAMPLES / model / "kernel_policies").glob("*.yaml")}
-    tuned = TUNED if model == "pi05" else GENERATION
-    assert names == {*(f"humming_{variant}" for variant in HUMMING), *PORTABLE, *tuned}
+    towers = GENERATION if model == "cosmos3" else ()
+    humming = (f"humming_{variant}" for variant in HUMMING)
+    assert names == {*humming, *PORTABLE, *TUNED[model], *towers}
 
 
 @pytest.mark.parametrize(("name", "whole"), GENERATION.items())
@@ -140,9 +149,11 @@ def test_presets_of_the_generation_tower_leave_the_other_one(name, whole, catalo
     assert [change.where for change in changes] == ["quantization"]
 
 
-@pytest.mark.parametrize("name", TUNED)
-def test_tuned_presets_name_rows_that_an_h200_has(name, catalog):
-    policy = preset("pi05", name, catalog)
+@pytest.mark.parametrize(
+    ("model", "name"), [(model, name) for model, names in TUNED.items() for name in names]
+)
+def test_tuned_presets_name_rows_that_an_h200_has(model, name, catalog):
+    policy = preset(model, name, catalog)
     assert policy.rules
     for rule in policy.rules:
         assert rule.restrict_to is not None
