@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kernel_attention_cases import preparation_cases
 from kernel_case import CUDA, KernelCase, native, precision
+from kernel_conv3d_cases import conv3d_cases
 from kernel_linear_cases import fusion_cases, int8_cases, nvfp4_cases
 from kernel_mixed_sign_cases import mixed_sign_cases
 from kernel_sm90_cases import coarse_cases, sm90_cases
@@ -101,6 +102,7 @@ CASES = (
     *mixed_sign_cases(),
     *sm90_cases(),
     *coarse_cases(),
+    *conv3d_cases(),
 )
 
 

@@ -88,7 +88,7 @@ def samples(device):
     operator_names()  # registers them
     maker = Maker(device)
     found = [*_int8(maker), *_int8_weights(maker), *_nvfp4(maker), *_nvfp4_weights(maker)]
-    found += _networks(maker)
+    found += [*_networks(maker), *_convolutions(maker)]
     return found
 
 
@@ -117,6 +117,24 @@ def _int8(m):
     name = "convrot_int8_dequantized_input_mean"
     yield Sample(name, "all", (codes, rows))
     yield Sample(name, "block lengths", (codes, rows, lengths))
+
+
+def _convolutions(m):
+    dense = m.random(5, 64, 3, 3, 3, dtype=torch.float16)
+    weight = ConvRotInt8Tensor.from_hp(dense, group_size=GROUP)
+    bias, scale = m.random(5, dtype=torch.float16), m.number(0.03)
+    storage = (weight.qdata, weight.scale, bias, GROUP, scale)
+    norm = (m.random(64, dtype=torch.float32), m.random(64, dtype=torch.float16), 8, 1e-6)
+    x = m.random(1, 64, 3, 5, 6, dtype=torch.float16)
+    residual = m.random(1, 5, 2, 3, 3, dtype=torch.float16)
+    for label, source, rest in (
+        ("reflect", x, ([2, 2, 2], True, False, residual)),
+        ("reflect right", x.transpose(3, 4), ([1, 2, 2], False, True, None)),
+        ("none", x.float(), ([1, 1, 1], False, False, None)),
+    ):
+        yield Sample("convrot_int8_conv3d", label, (source, *storage, *rest))
+        arguments = (source, *norm, *storage, *rest)
+        yield Sample("convrot_int8_group_norm_silu_conv3d", label, arguments)
 
 
 def _int8_weights(m):

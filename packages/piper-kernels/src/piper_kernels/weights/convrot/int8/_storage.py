@@ -61,7 +61,7 @@ def require_features(features: int, group_size: int, *, conv: bool) -> None:
         _MIN_CONV_CHANNELS <= features <= _MAX_CONV_CHANNELS and features & (features - 1) == 0
     ):
         raise ValueError(
-            "conv3d input channels must be a power of two from "
+            "conv3d input channels must be a power-of-two from "
             f"{_MIN_CONV_CHANNELS} to {_MAX_CONV_CHANNELS}, got {features}"
         )
     require_divisible(features, group_size)

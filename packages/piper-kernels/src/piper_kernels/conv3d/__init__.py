@@ -1,0 +1,1 @@
+"""Three-dimensional convolutions with quantized weights."""

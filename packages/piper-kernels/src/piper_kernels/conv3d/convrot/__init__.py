@@ -1,0 +1,1 @@
+"""Convolutions with ConvRot weights."""

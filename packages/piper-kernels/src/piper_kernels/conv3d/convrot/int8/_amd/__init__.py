@@ -1,0 +1,1 @@
+"""Schedules of ConvRot INT8 convolutions for AMD GPUs."""

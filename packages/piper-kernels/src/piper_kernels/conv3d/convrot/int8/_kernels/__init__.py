@@ -1,0 +1,1 @@
+"""Triton kernels of ConvRot INT8 convolutions."""

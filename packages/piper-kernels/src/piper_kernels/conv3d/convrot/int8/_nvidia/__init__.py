@@ -1,0 +1,1 @@
+"""Schedules and kernels of ConvRot INT8 convolutions for NVIDIA GPUs."""
