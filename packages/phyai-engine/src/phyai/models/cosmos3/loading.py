@@ -147,4 +147,6 @@ def _warn_about_unused_rules(model: Cosmos3Transformer, plan: QuantPlan) -> None
             layers.update(dict.fromkeys(module.stored, type(module)))
         elif isinstance(module, UnusedLinear):
             layers[module.name] = Linear
+        elif isinstance(module, DomainTable):
+            layers |= {f"{module.name}.fc": Linear, f"{module.name}.bias": Linear}
     warn_unmatched(plan, layers)
