@@ -58,18 +58,18 @@ class UpSpace(nn.Module):
     def __init__(self, width: int, *, prefix: str, build: Build) -> None:
         super().__init__()
         self.prefix, self.stored, self.width = prefix, (width, width, 3, 3), width
-        self.weight, self.bias = build.zeros(4 * width, width, 2, 2), build.zeros(4 * width)
+        self.weight, self.bias = build.zeros(4 * width, width, 2, 2), build.zeros(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [T, H, W, C] to [T, 2H, 2W, C]."""
         frames, rows, columns, width = x.shape
         # [T, H + 1, W + 1, (row parity, column parity, C)]
-        phases = conv2d(x, self.weight, self.bias, stride=1, padding=1).unflatten(-1, (2, 2, width))
+        phases = conv2d(x, self.weight, None, stride=1, padding=1).unflatten(-1, (2, 2, width))
         out = x.new_empty(frames, rows, 2, columns, 2, width)
         for row in range(2):
             for column in range(2):
                 seen = phases[:, row : row + rows, column : column + columns, row, column]
-                out[:, :, row, :, column] = seen
+                torch.add(seen, self.bias, out=out[:, :, row, :, column])
         return out.view(frames, 2 * rows, 2 * columns, width)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
@@ -80,11 +80,8 @@ class UpSpace(nn.Module):
             folded = torch.einsum("oiyx,auy,bvx->aboiuv", source.float(), folds, folds)
             self.weight.data.copy_(folded.flatten(0, 2))
 
-        def fill_bias(source: Tensor) -> None:
-            self.bias.data.copy_(source.repeat(4))
-
         yield stored_slot(f"{self.prefix}.weight", self.stored, fill)
-        yield stored_slot(f"{self.prefix}.bias", self.stored[:1], fill_bias)
+        yield stored_slot(f"{self.prefix}.bias", self.stored[:1], self.bias.data.copy_)
 
 
 class DownTime(TimeWeight):

@@ -1,0 +1,72 @@
+"""The kernels between convolutions: numerics in the interpreter or on a GPU, and machine code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from phyai.triton import channel_rows
+
+CHECKS = Path(__file__).with_name("channel_row_checks.py")
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1200": GPUTarget("hip", "gfx1200", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+KERNELS = {
+    "norm": (channel_rows._norm_kernel, {"HAS_BIAS": True, "SILU": True, "ROWS": 16, "BLOCK": 256}),
+    "add": (channel_rows._add_kernel, {"ROWS": 4, "BLOCK": 1024}),
+}
+TYPES = {"rows": "i32", "channels": "i32", "gain": "*fp32"}
+
+
+def run_checks(*arguments, **environment):
+    result = subprocess.run(
+        [sys.executable, str(CHECKS), *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "checks passed" in result.stdout
+
+
+def test_numerics_in_the_interpreter():
+    run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_numerics_on_the_gpu():
+    run_checks("cuda")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_compiles_to_machine_code(name, architecture, tmp_path, monkeypatch):
+    target = TARGETS[architecture]
+    backend = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    if backend not in triton.backends.backends:
+        pytest.skip(f"this Triton has no {backend} backend")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, constants = KERNELS[name]
+    signature = {
+        argument: "constexpr" if argument in constants else TYPES.get(argument, "*bf16")
+        for argument in kernel.arg_names
+    }
+    compiled = triton.compile(ASTSource(kernel, signature, constants), target=target)
+    assert compiled.asm["cubin" if target.backend == "cuda" else "hsaco"][:4] == b"\x7fELF"
