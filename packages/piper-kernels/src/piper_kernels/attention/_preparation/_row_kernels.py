@@ -13,7 +13,7 @@ from piper_kernels.attention._preparation._rotation_kernels import signed_hadama
 
 
 @triton.constexpr_function
-def _hadamard_type(source, wide):
+def hadamard_type(source, wide):
     """Return the type of the other factor of a rotation."""
     if wide:
         return tl.float32
@@ -21,11 +21,14 @@ def _hadamard_type(source, wide):
 
 
 @triton.jit
-def _rotated(part, hadamard, WIDE: tl.constexpr):
-    """Return ``part @ hadamard`` with FP32 accuracy: FP32 is the sum of three BF16 numbers."""
+def rotated(part, hadamard, WIDE: tl.constexpr, TERMS: tl.constexpr = 3):
+    """Return ``part @ hadamard`` in FP32; an FP32 part is the sum of ``TERMS`` BF16 numbers.
+
+    Three are exact, two leave a relative error of ``2**-17`` of each number.
+    """
     if WIDE:
         product = tl.dot(part.to(tl.float32), hadamard, input_precision="ieee")
-    elif part.dtype == tl.float32:
+    elif part.dtype == tl.float32 and TERMS == 3:
         high = part.to(tl.bfloat16)
         rest = part - high.to(tl.float32)
         middle = rest.to(tl.bfloat16)
@@ -33,6 +36,11 @@ def _rotated(part, hadamard, WIDE: tl.constexpr):
         product = tl.dot(low, hadamard)
         product = tl.dot(middle, hadamard, product)
         product = tl.dot(high, hadamard, product)
+    elif part.dtype == tl.float32:
+        # Cut off, not rounded: fewer conversions.
+        high = (part.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        product = tl.dot((part - high).to(tl.bfloat16), hadamard)
+        product = tl.dot(high.to(tl.bfloat16), hadamard, product)
     else:
         product = tl.dot(part, hadamard)
     return product
@@ -67,6 +75,56 @@ def _store_scales(scales, tile, scale, SHAPE: tl.constexpr):
     else:
         index = tl.cast(tile, tl.int64) * TILE + tl.arange(0, TILE)
         tl.store(scales + index, tl.reshape(tl.broadcast_to(scale, SHAPE), (TILE,)))
+
+
+@triton.jit
+def _store_half(target, values, APART: tl.constexpr):
+    """Store the codes of 64 features; with ``APART`` no load takes over the layout of the store."""
+    codes = code_bits(values).to(tl.int8)
+    if APART:
+        tl.store(tl.expand_dims(target, 1), tl.expand_dims(codes, 1))
+    else:
+        tl.store(target, codes)
+
+
+@triton.jit
+def store_codes(
+    low,
+    high,
+    codes,
+    scales,
+    tile,
+    factor,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    APART: tl.constexpr = False,
+):
+    """Quantize 64 rotated rows of one head and store them.
+
+    Args:
+        low: FP32 ``[64, 64]``, features 0 to 63 without the factor ``1 / sqrt(D)``.
+        high: The other features; not read unless ``D`` is 128.
+        codes: int8 ``[64 * tiles, D]``.
+        scales: FP32, one per group and 64 rows, or one per row where ``GROUPS > 1``.
+        tile: Which 64 rows they are.
+        factor: Factor of the stored scales.
+        D: 64 or 128.
+        GROUPS: ``(repeats, groups, width)``; see ``_quantization.RowGroups``.
+        APART: Whether 16 codes of a thread must not become 16 numbers side by side in loads.
+    """
+    NORM: tl.constexpr = 0.125 if D == 64 else 0.08838834764831845
+    SHAPE: tl.constexpr = _group_shape(GROUPS)
+    features, row = tl.arange(0, 64)[None, :], tl.arange(0, TILE)
+    amax = tl.max(tl.abs(low), axis=1)
+    if D == 128:
+        amax = tl.maximum(amax, tl.max(tl.abs(high), axis=1))
+    scale = _group_scales(amax * NORM, SHAPE)
+    inverse = (NORM / tl.reshape(tl.broadcast_to(scale, SHAPE), (TILE,)))[:, None]
+    _store_scales(scales, tile, scale * factor, SHAPE)
+    target = codes + tl.cast(tile, tl.int64) * (TILE * D) + row[:, None] * D + features
+    _store_half(target, low * inverse, APART)
+    if D == 128:
+        _store_half(target + 64, high * inverse, APART)
 
 
 @triton.jit
@@ -108,9 +166,7 @@ def encode_rows(
         WIDE: Whether products are FP32 products, as in the interpreter.
         STAGES: Tiles in flight.
     """
-    DTYPE: tl.constexpr = _hadamard_type(source.dtype.element_ty, WIDE)
-    NORM: tl.constexpr = 0.125 if D == 64 else 0.08838834764831845
-    SHAPE: tl.constexpr = _group_shape(GROUPS)
+    DTYPE: tl.constexpr = hadamard_type(source.dtype.element_ty, WIDE)
     hadamard_low = signed_hadamard(0, DTYPE)
     features, row = tl.arange(0, 64)[None, :], tl.arange(0, TILE)
     offsets = row.to(tl.int64)[:, None] * row_stride + features
@@ -126,23 +182,14 @@ def encode_rows(
         mask = exists[:, None]
         tile_source = source + tl.cast(first, tl.int64) * row_stride
         raw = tl.load(tile_source + offsets, mask=mask, other=0.0)
-        low = _rotated(raw, hadamard_low, WIDE)
+        low = rotated(raw, hadamard_low, WIDE)
         if D == 128:
             raw = tl.load(tile_source + 64 + offsets, mask=mask, other=0.0)
-            other = _rotated(raw, hadamard_high, WIDE)
+            other = rotated(raw, hadamard_high, WIDE)
             high = low - other
             low = low + other
         if not IS_QUERY:
             low = tl.where(mask, low - center_low, 0.0)
             if D == 128:
                 high = tl.where(mask, high - center_high, 0.0)
-        amax = tl.max(tl.abs(low), axis=1)
-        if D == 128:
-            amax = tl.maximum(amax, tl.max(tl.abs(high), axis=1))
-        scale = _group_scales(amax * NORM, SHAPE)
-        inverse = (NORM / tl.reshape(tl.broadcast_to(scale, SHAPE), (TILE,)))[:, None]
-        _store_scales(scales, tile, scale * factor, SHAPE)
-        target = codes + tl.cast(first, tl.int64) * D + row[:, None] * D + features
-        tl.store(target, code_bits(low * inverse).to(tl.int8))
-        if D == 128:
-            tl.store(target + 64, code_bits(high * inverse).to(tl.int8))
+        store_codes(low, high if D == 128 else low, codes, scales, tile, factor, D, GROUPS)

@@ -63,7 +63,7 @@ def statistics(
     operands = [key] if value is None else [key, value]
     partials, chunk_tiles = _partials(key, len(operands), _PARTIAL_PROGRAMS)
     _sum(operands, partials, lengths, chunk_tiles, value_scales)
-    return _finish(key, partials, lengths, value_scales)
+    return finish(key, partials, lengths, value_scales)
 
 
 def summarized_statistics(
@@ -91,7 +91,7 @@ def summarized_statistics(
                 MASKED=lengths is not None, ROWS=_SUMMARY_ELEMENTS // head_dim, num_warps=1,
             )  # fmt: skip
     _sum([value], partials[1:], lengths, chunk_tiles, False)
-    return _finish(key, partials, lengths, False), parts
+    return finish(key, partials, lengths, False), parts
 
 
 def _partials(key: Tensor, operands: int, programs: int) -> tuple[Tensor, int]:
@@ -121,9 +121,23 @@ def _sum(
         )  # fmt: skip
 
 
-def _finish(
-    key: Tensor, partials: Tensor, lengths: Tensor | None, value_scales: bool
+def finish(
+    key: Tensor,
+    partials: Tensor,
+    lengths: Tensor | None,
+    value_scales: bool,
+    step: int = _FINISH_CHUNKS,
 ) -> Statistics:
+    """Turn partial sums into means.
+
+    Args:
+        key: ``[B, H, S, D]``; its sizes are read.
+        partials: FP32 ``[operands, B * H, chunks, D]``: sums of keys and, if there are two
+            operands, of values.
+        lengths: int32 ``[tiles]``, rows that exist at the front of tiles; ``None``: all.
+        value_scales: Whether those of values are maxima that become E4M3 scales.
+        step: Partial results that are read at a time, a power of two.
+    """
     batch, heads, rows, head_dim = key.shape
     operands, leads, chunks, _ = partials.shape
     numbers = partials.new_empty((operands, batch, heads, head_dim))
@@ -132,6 +146,6 @@ def _finish(
         finish_kernel[(leads, operands)](
             partials, partials if lengths is None else lengths, numbers, rotated,
             rows, chunks, tiles_of(rows), D=head_dim, MASKED=lengths is not None,
-            VALUE_SCALES=value_scales, CHUNKS=_FINISH_CHUNKS,
+            VALUE_SCALES=value_scales, CHUNKS=step,
         )  # fmt: skip
     return Statistics(numbers[0], numbers[1] if operands == 2 else numbers[:0], rotated)

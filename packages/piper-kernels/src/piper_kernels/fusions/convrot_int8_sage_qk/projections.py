@@ -1,11 +1,13 @@
 """Projections of prepared inputs to quantized queries, keys and values.
 
-Operands are checked already; see ``operands``.
+Operands are checked already; see ``operands``. The code that executes is chosen by the device at
+execution: kernels where Triton runs, else the portable reference.
 """
 
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.runtime import supports_device
 from piper_kernels.attention._quantization import Granularity
 from piper_kernels.attention.sparse_piper_attention._blocks import valid_rows
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
@@ -41,6 +43,12 @@ def project_query(
     Returns:
         Codes, scales and summaries of ``projected_qk.reference.encode_query``.
     """
+    if _has_kernels(inputs):
+        from piper_kernels.fusions.convrot_int8_sage_qk import _launch
+
+        return _launch.project_query(
+            inputs, projection, transform, softmax_scale, mode, block_lengths, granularity
+        )
     return projected_qk.encode_query(
         reference.project(inputs, projection),
         transform,
@@ -64,6 +72,10 @@ def project_key(
     Returns:
         Codes, scales and both summaries of ``projected_qk.reference.encode_key``.
     """
+    if _has_kernels(inputs):
+        from piper_kernels.fusions.convrot_int8_sage_qk import _launch
+
+        return _launch.project_key(inputs, projection, transform, mode, block_lengths, granularity)
     return projected_qk.encode_key(
         reference.project(inputs, projection),
         transform,
@@ -96,6 +108,12 @@ def project_value(
         Codes and multipliers of ``projected_value.reference.encode_value``, the mean, FP32
         ``[B, H, D]``, zero without ``input_mean``, and the means of blocks or ``None``.
     """
+    if _has_kernels(inputs):
+        from piper_kernels.fusions.convrot_int8_sage_qk import _launch
+
+        return _launch.project_value(
+            inputs, projection, input_mean, per_tile, with_block_means, block_lengths
+        )
     heads = reference.project(inputs, projection)
     valid = _valid(inputs, block_lengths)
     mean = None if input_mean is None else reference.project_mean(input_mean, projection)
@@ -104,6 +122,10 @@ def project_value(
         mean = torch.zeros_like(heads[:, 0])
     means = projected_value.value_block_means(heads, valid) if with_block_means else None
     return codes, multiplier, mean, means
+
+
+def _has_kernels(inputs: PreparedInput) -> bool:
+    return supports_device(inputs.qdata.device) and inputs.qdata.numel() > 0
 
 
 def _valid(inputs: PreparedInput, block_lengths: Tensor | None) -> Tensor | None:
