@@ -36,15 +36,15 @@ class Parallel:
         """Returns the velocities of every branch, given this rank's."""
         parts = [part for part in (mine.video, mine.action, mine.sound) if part is not None]
         flat = torch.cat([part.flatten() for part in parts])
-        gathered = flat.new_empty(self.branches * flat.numel())
-        distributed.all_gather_into_tensor(gathered, flat, group=self.group)
+        gathered = [torch.empty_like(flat) for _ in range(self.branches)]
+        distributed.all_gather(gathered, flat, group=self.group)
         sizes = [part.numel() for part in parts]
 
         def rebuild(row: torch.Tensor) -> Modalities:
             left = iter(row.split(sizes))
             return mine.map(lambda part: next(left).view(part.shape))
 
-        return [rebuild(row) for row in gathered.view(self.branches, -1)]
+        return [rebuild(row) for row in gathered]
 
 
 def join(*, tp_size: int = 1, cfg_size: int = 1) -> Parallel:
