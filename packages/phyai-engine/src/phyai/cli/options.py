@@ -110,6 +110,25 @@ NoGraphs = Annotated[
         help="On a GPU, launch every kernel anew instead of recording and replaying CUDA graphs.",
     ),
 ]
+CfgParallel = Annotated[
+    int | None,
+    typer.Option(
+        help="2 computes the two branches of guidance on devices of their own.",
+        min=1,
+        max=2,
+        metavar="N",
+        show_default=False,
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        help="Divide the large weights among this many devices, of each branch.",
+        min=1,
+        metavar="N",
+        show_default=False,
+    ),
+]
 Rows = Annotated[int, typer.Option(help="Rows of the action table.", min=1)]
 Plot = Annotated[
     Path | None,

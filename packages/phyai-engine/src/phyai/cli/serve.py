@@ -25,12 +25,17 @@ ConfigFile = Annotated[
     Path | None, typer.Argument(help="Server configuration (YAML).", metavar="[CONFIG]")
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Model family, such as pi05.", metavar="NAME", show_default=False)
+    str | None,
+    typer.Option(
+        help="Model family: pi05, cosmos3_policy. Default: found by the files of the checkpoint.",
+        metavar="NAME",
+        show_default=False,
+    ),
 ]
 AdapterOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, generic, libero, droid, aloha or a YAML file. Default: auto.",
+        help="auto, generic, libero, droid, aloha, cosmos3_droid or a YAML file. Default: auto.",
         metavar="NAME|FILE",
         show_default=False,
     ),
@@ -79,6 +84,13 @@ Record = Annotated[
         help="Write requests and replies to this folder.", metavar="DIR", show_default=False
     ),
 ]
+Video = Annotated[
+    bool,
+    typer.Option(
+        "--video",
+        help="Cosmos3: also load what decodes predicted frames, so that requests may ask for them.",
+    ),
+]
 Check = Annotated[
     bool,
     typer.Option("--check", help="Load the policy, answer one made-up request, and exit."),
@@ -114,6 +126,9 @@ def serve_command(
     tokenizer: options.Tokenizer = None,
     allow_identity_norm: options.AllowIdentityNorm = False,
     kernel_config: options.KernelConfigFile = None,
+    video: Video = False,
+    cfg_parallel: options.CfgParallel = None,
+    tensor_parallel: options.TensorParallel = None,
     check: Check = False,
     json_output: options.Json = False,
 ) -> None:
@@ -136,7 +151,9 @@ def serve_command(
         "tokenizer": tokenizer,
         "allow_identity_norm": allow_identity_norm or None,
         "kernel_policy": kernel_config,
+        "video": video or None,
     }
+    ranks = {"cfg": cfg_parallel, "tp": tensor_parallel}
     server = {
         "host": host,
         "port": port,
@@ -146,7 +163,10 @@ def serve_command(
     }
 
     def settle() -> "ServeConfig":
-        return settle_config(config, typed, server, api_key_file)
+        settled = settle_config(config, typed, server, api_key_file)
+        given = {name: value for name, value in ranks.items() if value is not None}
+        parallel = replace(settled.policy.parallel, **given)
+        return replace(settled, policy=replace(settled.policy, parallel=parallel))
 
     settled = settle()
     if check:
@@ -207,7 +227,7 @@ def settle_config(
         else:
             raise CliError(
                 "what shall be served? neither a configuration nor a checkpoint is given",
-                "phyai serve CONFIG.yaml, or phyai serve --model pi05 --checkpoint DIR",
+                "phyai serve CONFIG.yaml, or phyai serve --checkpoint DIR",
             )
         key = os.environ.get(API_KEY_VARIABLE) or found.server.api_key
         key = read_key(key_file) if key_file is not None else key
@@ -218,7 +238,8 @@ def settle_config(
     if not chosen.checkpoint.is_dir():
         raise CliError(
             f"checkpoint {chosen.checkpoint} is not a folder",
-            "give the folder that holds config.json and the .safetensors files",
+            "give the folder that holds config.json and the .safetensors files, or the parts of "
+            "a Cosmos3 repository",
         )
     if here:
         engines.resolve_device(chosen.device)

@@ -40,6 +40,8 @@ class Adapter:
         control_hz: Steps per second that the actions are meant for.
         execute: Actions of a chunk that a client should execute before it asks again.
         reset_pose: Joint angles that the robot should start from.
+        optional: Request keys of pictures that can stand for others; made-up requests have none.
+        action_key: A second key of the reply for the actions; empty for none.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Adapter:
     control_hz: float | None = None
     execute: int | None = None
     reset_pose: tuple[float, ...] | None = None
+    optional: tuple[str, ...] = ()
+    action_key: str = ""
     _preset: Preset = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,11 +113,16 @@ class Adapter:
             request = {"images": request}
         keys = self.state_keys[0]
         sizes = [part.size for part in self.state_parts]
+        if keys[-1].endswith("eef_quat"):
+            sizes = [3, 4]
         if len(sizes) != len(keys):
             # DROID: the last key is the gripper alone.
             sizes = [state_dim - len(keys) + 1, *[1] * (len(keys) - 1)]
         for key, size in zip(keys, sizes, strict=True):
             request[key] = np.zeros(size, np.float32)
+        if keys[-1].endswith("eef_quat"):
+            # No rotation.
+            request[keys[-1]][-1] = 1.0
         request[self.prompt_keys[0]] = self.default_prompt or _EXAMPLE_TASK
         return request
 
@@ -122,7 +131,8 @@ class Adapter:
         """One request key for each camera."""
         first: dict[str, str] = {}
         for key, camera in self.cameras.items():
-            first.setdefault(camera, key)
+            if key not in self.optional:
+                first.setdefault(camera, key)
         return tuple(first.values())
 
     def pictures(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,6 +211,8 @@ def built_in_adapter(
         ValueError: The name is unknown, or the robot has more cameras than the checkpoint.
     """
     processing = description["processing"]
+    if description.get("family") == "cosmos3":
+        return _cosmos3(name, description, default_prompt)
     if name == "auto":
         presets = {preset: robot for robot, (preset, _) in _BUILT_IN.items()}
         name = presets.get(processing["preset"], "generic")
@@ -230,6 +242,31 @@ def built_in_adapter(
         state_keys=(preset.state_keys,),
         default_prompt=default_prompt,
         **facts,
+    )
+
+
+def _cosmos3(name: str, description: Mapping[str, Any], default_prompt: str | None) -> Adapter:
+    """Return the keys of the wire of the model owner's DROID server."""
+    if name not in ("auto", "cosmos3_droid"):
+        raise ValueError(
+            f"unknown adapter {name!r} for a Cosmos3 policy; allowed: auto, cosmos3_droid, or a "
+            "file"
+        )
+    joints = description["processing"]["action_space"] == "joint_position"
+    state = ("joint_position", "gripper_position") if joints else ("eef_pos", "eef_quat")
+    return Adapter(
+        name="cosmos3_droid",
+        cameras={
+            "observation/wrist_image_left": "wrist",
+            "observation/exterior_image_1_left": "exterior_1",
+            "observation/exterior_image_2_left": "exterior_2",
+            "observation/image": "image",
+        },
+        optional=("observation/image",),
+        state_keys=(tuple(f"observation/{key}" for key in state),),
+        default_prompt=default_prompt,
+        control_hz=description["fps"],
+        action_key="action",
     )
 
 

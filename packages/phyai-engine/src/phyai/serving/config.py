@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phyai.dispatch.policy_yaml import Document, read_document
-from phyai.engine_config import PARAMS_DTYPES
+from phyai.engine_config import PARAMS_DTYPES, ParallelConfig
+from phyai.models.families import detect_family
 from phyai.serving.reader import Section
 
 DEFAULT_PORT = 8000
@@ -16,6 +17,7 @@ _PLUGIN_ARGS = (
     "tokenizer",
     "allow_identity_norm",
     "num_steps",
+    "video",
 )
 _SERVER = (
     "host",
@@ -43,7 +45,7 @@ class PolicyConfig:
 
     Attributes:
         checkpoint: Folder of the checkpoint.
-        plugin: Model family.
+        plugin: Model family; None finds it by the files of the checkpoint.
         preset: Processing preset; None detects it.
         stats: Statistics that replace those of the checkpoint.
         tokenizer: Tokenizer that replaces that of the checkpoint.
@@ -54,10 +56,12 @@ class PolicyConfig:
         kernel_policy: Kernel policy file.
         adapter: Name of an adapter, or its YAML file.
         default_prompt: Instruction of requests that have none.
+        video: Load what decodes predicted frames, so that requests may ask for them.
+        parallel: Devices that compute one request together.
     """
 
     checkpoint: Path
-    plugin: str = "pi05"
+    plugin: str | None = None
     preset: str | None = None
     stats: Path | None = None
     tokenizer: Path | None = None
@@ -68,6 +72,13 @@ class PolicyConfig:
     kernel_policy: Path | None = None
     adapter: str = "auto"
     default_prompt: str | None = None
+    video: bool = False
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    @property
+    def family(self) -> str:
+        """The model family, found by the files when it is not given."""
+        return detect_family(self.checkpoint) if self.plugin is None else self.plugin
 
 
 @dataclass(frozen=True)
@@ -145,19 +156,13 @@ def read_key(path: Path) -> str:
 
 def _policy(document: Document, top: Section) -> PolicyConfig:
     args = Section(document, ("plugin_args",), _PLUGIN_ARGS)
-    device = dtype = None
-    if "config" in top:
-        Section(document, ("config",), ("device",))
-        target = Section(document, ("config", "device"), ("target", "params_dtype"))
-        device, dtype = target.text("target"), target.text("params_dtype")
-        if dtype is not None and dtype not in PARAMS_DTYPES:
-            target.fail("params_dtype", f"{dtype!r}; allowed: {', '.join(PARAMS_DTYPES)}")
+    device, dtype, parallel = _engine(document, top)
     adapter = top.text("adapter", "auto") or "auto"
     server = Section(document, ("server",), _SERVER) if "server" in top else None
     return PolicyConfig(
         checkpoint=args.file("checkpoint_dir")
         or args.fail("checkpoint_dir", "'checkpoint_dir' is missing"),
-        plugin=top.text("plugin", "pi05") or "pi05",
+        plugin=top.text("plugin"),
         preset=args.text("preset"),
         stats=args.file("stats"),
         tokenizer=args.file("tokenizer"),
@@ -168,7 +173,24 @@ def _policy(document: Document, top: Section) -> PolicyConfig:
         kernel_policy=top.file("kernel_policy"),
         adapter=str(top.file("adapter")) if is_file(adapter) else adapter,
         default_prompt=server.text("default_prompt") if server else None,
+        video=args.flag("video"),
+        parallel=parallel,
     )
+
+
+def _engine(document: Document, top: Section) -> tuple[str | None, str | None, ParallelConfig]:
+    """Return device, dtype and parallelism of the section ``config``."""
+    device, dtype, parallel = None, None, ParallelConfig()
+    config = Section(document, ("config",), ("device", "parallel")) if "config" in top else ()
+    if "device" in config:
+        target = Section(document, ("config", "device"), ("target", "params_dtype"))
+        device, dtype = target.text("target"), target.text("params_dtype")
+        if dtype is not None and dtype not in PARAMS_DTYPES:
+            target.fail("params_dtype", f"{dtype!r}; allowed: {', '.join(PARAMS_DTYPES)}")
+    if "parallel" in config:
+        ranks = Section(document, ("config", "parallel"), ("cfg", "tp"))
+        parallel = ParallelConfig(ranks.integer("cfg", 1, 1, 2), ranks.integer("tp", 1, 1, 64))
+    return device, dtype, parallel
 
 
 def _server(document: Document, top: Section) -> ServerConfig:

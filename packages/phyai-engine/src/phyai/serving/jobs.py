@@ -39,6 +39,7 @@ class Job:
         seed: Seed of the noise, when `noise` is None.
         noise: Starting point float32 [chunk, max_action_dim].
         continues: What the new chunk continues; a model that can not be guided does not read it.
+        video: Whether to return the frames that the model predicts.
     """
 
     request: Mapping[str, Any]
@@ -46,10 +47,12 @@ class Job:
     seed: int | None = None
     noise: np.ndarray | None = None
     continues: Continuation | None = None
+    video: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return the job as plain values for the codec."""
         options = {"num_steps": self.num_steps, "seed": self.seed, "noise": self.noise}
+        options["video"] = self.video
         continues = None if self.continues is None else self.continues.to_wire()
         return {"request": dict(self.request), **options, "continues": continues}
 
@@ -58,7 +61,14 @@ class Job:
         """Return the job that `to_wire` wrote."""
         rest = wire["continues"]
         continues = None if rest is None else Continuation.from_wire(rest)
-        return cls(wire["request"], wire["num_steps"], wire["seed"], wire["noise"], continues)
+        return cls(
+            wire["request"],
+            wire["num_steps"],
+            wire["seed"],
+            wire["noise"],
+            continues,
+            wire["video"],
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class Answer:
         normalized: float32 [chunk, max_action_dim] as the model made them, when it can be guided.
         units: Stands for the model's units; see `Chunk`.
         guided: Whether it was guided by the job's `continues`.
+        video: uint8 [T, H, W, 3] predicted frames, if the job asked for them.
+        action_key: A second key of the reply for the actions; empty for none.
     """
 
     actions: np.ndarray
@@ -84,6 +96,8 @@ class Answer:
     normalized: np.ndarray | None = None
     units: str = ""
     guided: bool = False
+    video: np.ndarray | None = None
+    action_key: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the answer as plain values for the codec."""
@@ -95,6 +109,8 @@ class Answer:
             "normalized": self.normalized,
             "units": self.units,
             "guided": self.guided,
+            "video": self.video,
+            "action_key": self.action_key,
         }
 
     @classmethod

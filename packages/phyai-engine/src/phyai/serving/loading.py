@@ -21,7 +21,14 @@ class Answering(Protocol):
     """The part of an engine that a server uses."""
 
     def infer_batch(
-        self, observations: Any, *, noise: Any, num_steps: Any, guidance: Any = None
+        self,
+        observations: Any,
+        *,
+        noise: Any,
+        num_steps: Any,
+        guidance: Any = None,
+        seed: Any = None,
+        video: bool = False,
     ) -> list[ActionChunk]:
         """Answer several observations at once."""
         ...
@@ -54,11 +61,12 @@ def load_policy(config: PolicyConfig) -> LoadedPolicy:
             and the adapter find them.
     """
     adapter = read_adapter(config.adapter) if is_file(config.adapter) else None
+    if config.family.startswith("cosmos3"):
+        return _with_adapter(config, _cosmos3(config, adapter), adapter)
     preset: str | Preset | None = config.preset
     if adapter is not None and adapter.action_parts:
         base = get_preset(preset) if preset else detect_preset(config.checkpoint).preset
         preset = _with_parts(base, adapter)
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     arguments = PI05Args(
         checkpoint_dir=config.checkpoint,
         preset=preset,
@@ -67,16 +75,45 @@ def load_policy(config: PolicyConfig) -> LoadedPolicy:
         allow_identity_norm=config.allow_identity_norm,
         num_steps=config.num_steps,
     )
-    engine = Engine(
+    return _with_adapter(config, _engine(config, arguments), adapter)
+
+
+def _cosmos3(config: PolicyConfig, adapter: Adapter | None) -> Engine:
+    from phyai.models.cosmos3.main_cosmos3 import Cosmos3Args
+
+    unused = {"preset": config.preset, "stats": config.stats, "tokenizer": config.tokenizer}
+    for name, value in unused.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {str(value)!r}, but a Cosmos3 checkpoint carries all of its "
+                f"processing; leave {name} out"
+            )
+    if adapter is not None and any(part.relative for part in adapter.action_parts):
+        raise ValueError(
+            f"adapter {adapter.name!r} has relative actions; those of a Cosmos3 policy are absolute"
+        )
+    arguments = Cosmos3Args(
+        config.checkpoint, decoder=config.video, sound=False, num_steps=config.num_steps
+    )
+    return _engine(config, arguments)
+
+
+def _engine(config: PolicyConfig, arguments: Any) -> Engine:
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Engine(
         EngineArgs(
-            config.plugin,
+            config.family,
             arguments,
             EngineConfig(
                 device=DeviceConfig(device, parse_dtype(config.dtype or _default_dtype(device))),
                 kernel=KernelConfig(config_path=config.kernel_policy),
+                parallel=config.parallel,
             ),
         )
     )
+
+
+def _with_adapter(config: PolicyConfig, engine: Engine, adapter: Adapter | None) -> LoadedPolicy:
     description = engine.describe()
     if adapter is None:
         adapter = built_in_adapter(

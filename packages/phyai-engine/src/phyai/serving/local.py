@@ -16,7 +16,7 @@ def load_runner(config: ServeConfig) -> Runner:
     largest = config.server.max_batch
     powers = [1 << bit for bit in range(largest.bit_length())]
     on_gpu = str(policy.engine.describe()["device"]).startswith("cuda")
-    sizes = sorted({*powers, largest}) if on_gpu else [1]
+    sizes = sorted({*powers, largest}) if on_gpu and runner.batches else [1]
     seconds = runner.warm_up(sizes)
     event("warm", seconds=round(seconds, 3), batches=sizes)
     return runner
@@ -25,7 +25,9 @@ def load_runner(config: ServeConfig) -> Runner:
 def make_batcher(
     runner: Runner, config: ServerConfig, expected: Callable[[], int] | None = None
 ) -> Batcher:
-    """Return the batcher of a runner; call it in a running event loop.
+    """Return the batcher of a runner, of one job at a time if its engine has no batches.
+
+    Call it in a running event loop.
 
     Args:
         runner: What computes.
@@ -34,7 +36,7 @@ def make_batcher(
     """
     return Batcher(
         runner.run,
-        max_batch=config.max_batch,
+        max_batch=config.max_batch if runner.batches else 1,
         window_s=config.batch_window_ms / 1e3,
         max_queue=config.max_queue,
         expected=expected,

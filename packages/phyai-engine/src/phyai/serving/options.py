@@ -13,7 +13,7 @@ from phyai.serving.jobs import RequestError
 MAX_STEPS = 100
 MAX_SEED = 2**63 - 1
 MAX_SESSION_CHARACTERS = 128
-_OPTIONS = ("num_steps", "seed", "noise", "session", "reset", "rtc")
+_OPTIONS = ("num_steps", "seed", "noise", "session", "reset", "rtc", "video")
 _RTC = ("executed", "delay", "horizon", "schedule", "max_guidance_weight", "prev")
 # LeRobot's names.
 _ALIASES = {"inference_delay": "delay", "execution_horizon": "horizon"}
@@ -31,6 +31,7 @@ class RequestOptions:
         session: Name under which the server keeps the last chunk, beyond a connection.
         reset: Whether to forget the session's last chunk first.
         rtc: Real-time chunking, off when None.
+        video: Whether to return predicted frames.
     """
 
     num_steps: int | None = None
@@ -39,6 +40,7 @@ class RequestOptions:
     session: str | None = None
     reset: bool = False
     rtc: RTCOptions | None = None
+    video: bool = False
 
 
 def split_options(request: Any) -> tuple[dict[str, Any], RequestOptions]:
@@ -82,18 +84,23 @@ def parse_options(raw: Any) -> RequestOptions:
             f"{OPTIONS_KEY}.session is {str(session)[:40]!r}, expected a name of 1 to "
             f"{MAX_SESSION_CHARACTERS} characters"
         )
-    reset = options.get("reset", False)
-    if not isinstance(reset, bool):
-        raise RequestError(f"{OPTIONS_KEY}.reset is {reset!r}, expected true or false")
     rtc = options.get("rtc")
     return RequestOptions(
         num_steps=_integer("num_steps", options.get("num_steps"), 1, MAX_STEPS),
         seed=_integer("seed", options.get("seed"), 0, MAX_SEED),
         noise=noise,
         session=session,
-        reset=reset,
+        reset=_flag("reset", options),
         rtc=None if rtc is None else _rtc(rtc),
+        video=_flag("video", options),
     )
+
+
+def _flag(name: str, options: Mapping[str, Any]) -> bool:
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{OPTIONS_KEY}.{name} is {str(value)[:40]!r}, expected true or false")
+    return value
 
 
 def _rtc(raw: Any) -> RTCOptions:

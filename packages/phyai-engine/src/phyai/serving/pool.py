@@ -221,10 +221,12 @@ class ReplicaPool:
         """Return what a replica's environment has besides this one: its GPU or its threads."""
         gpus = torch.cuda.device_count()
         if device in (None, "cuda") and gpus:
-            # The replica sees one GPU, so that every library in it means the same one.
+            # The replica sees its own GPUs alone, so that every library in it means the same ones.
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             names = [name for name in visible.split(",") if name] or [str(n) for n in range(gpus)]
-            return {"CUDA_VISIBLE_DEVICES": names[index % gpus]}
+            ranks = self._config.policy.parallel.ranks
+            mine = (names[(index * ranks + rank) % gpus] for rank in range(min(ranks, gpus)))
+            return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
         if (device or "cpu").startswith("cuda") or "OMP_NUM_THREADS" in os.environ:
             return {}
         return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(self._slots)))}

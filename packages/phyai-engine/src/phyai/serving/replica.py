@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from phyai.engine_config import ParallelConfig
 from phyai.serving.batching import Batcher
 from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig
 from phyai.serving.framing import read_message, write_message
@@ -40,7 +41,9 @@ def config_from_json(text: str) -> ServeConfig:
     document = json.loads(text)
     policy = document["policy"]
     paths = {name: Path(policy[name]) for name in _PATHS if policy[name] is not None}
-    return ServeConfig(PolicyConfig(**policy | paths), ServerConfig(**document["server"]))
+    parallel = ParallelConfig(**policy["parallel"])
+    settled = PolicyConfig(**policy | paths | {"parallel": parallel})
+    return ServeConfig(settled, ServerConfig(**document["server"]))
 
 
 def main(argv: list[str]) -> int:

@@ -24,15 +24,19 @@ class Runner:
     """Runs jobs on one policy; not to be called from two threads at once.
 
     Every job gets its own noise, so that an answer does not depend on the batch it came in (up to
-    rounding).
+    rounding). An engine without batches computes them one after another, from seeds.
 
     Args:
         policy: The engine and its adapter.
+
+    Attributes:
+        batches: Whether the engine computes several jobs at once.
     """
 
     def __init__(self, policy: LoadedPolicy) -> None:
         self.engine, self.adapter = policy.engine, policy.adapter
         self._description = described = self.engine.describe()
+        self.batches = described.get("batched", True)
         guides = described.get("guidance", False)
         self._guide = Guide(self.engine, self.adapter, described) if guides else None
         self._noise_shape: tuple[int, int] | None = None
@@ -80,6 +84,7 @@ class Runner:
             "image_shape": [*described["image_resolution"], 3],
             "num_steps": described["num_steps"],
             "rtc": "blended" if self._guide is None else "guided",
+            **({"video": described["decodes_video"]} if "decodes_video" in described else {}),
             **({} if adapter.control_hz is None else {"control_hz": adapter.control_hz}),
             **({} if adapter.execute is None else {"execute": adapter.execute}),
             **({} if adapter.reset_pose is None else {"reset_pose": list(adapter.reset_pose)}),
@@ -124,11 +129,15 @@ class Runner:
         self, jobs: Sequence[Job], observations: dict[int, Observation], prepared_ms: float
     ) -> dict[int, Outcome]:
         indices = list(observations)
+        if not self.batches:
+            return {i: self._alone(jobs[i], observations[i], prepared_ms) for i in indices}
         try:
             chosen, seen = [jobs[index] for index in indices], list(observations.values())
+            if any(job.video for job in chosen):
+                raise RequestError("this policy predicts no video; leave out the option video")
             noise = self._noise(chosen)
             guidance = self._guidance(chosen, seen)
-            more = {} if guidance is None else {"guidance": guidance}
+            more: dict[str, Any] = {} if guidance is None else {"guidance": guidance}
             chunks = self.engine.infer_batch(
                 seen, noise=noise, num_steps=chosen[0].num_steps, **more
             )
@@ -145,6 +154,25 @@ class Runner:
         alone = [self._infer(jobs, {i: observations[i]}, prepared_ms) for i in indices]
         return {index: outcome for part in alone for index, outcome in part.items()}
 
+    def _alone(self, job: Job, observation: Observation, prepared_ms: float) -> Outcome:
+        """Answer one job with an engine that takes a seed, and may return predicted frames."""
+        try:
+            if job.noise is not None:
+                raise RequestError("this policy takes a seed, not noise")
+            (chunk,) = self.engine.infer_batch(
+                [observation],
+                noise=None,
+                num_steps=job.num_steps,
+                seed=job.seed,
+                video=job.video,
+            )
+            answer = self._answer(job, chunk, 1, prepared_ms)
+            return replace(answer, video=chunk.video) if isinstance(answer, Answer) else answer
+        except (*_UNUSABLE, ValueError) as error:
+            return error
+        except Exception as error:
+            return _failure(error)
+
     def _guidance(
         self, jobs: Sequence[Job], observations: Sequence[Observation]
     ) -> Guidance | None:
@@ -158,7 +186,8 @@ class Runner:
             return EngineFailureError("the policy computed actions that are not finite")
         self._noise_shape = chunk.normalized.shape
         timing = {"decode": prepared_ms, **chunk.timing_ms}
-        answer = Answer(actions, timing, batch, chunk.prompt)
+        key = self.adapter.action_key
+        answer = Answer(actions, timing, batch, chunk.prompt, action_key=key)
         if self._guide is None:
             return answer
         guided = job.continues is not None

@@ -19,12 +19,14 @@ from phyai.serving.continuation import Chunk, Continuation
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError, RequestError
 from phyai.serving.logs import event
 from phyai.serving.metrics import Metrics
-from phyai.serving.options import MAX_SEED, RequestOptions, split_options
+from phyai.serving.options import RequestOptions, split_options
 from phyai.serving.recording import Recorder
 from phyai.serving.rtc import Sessions, blend
 
 # Above this a frame is decoded in a thread, so that copying does not hold up other connections.
 _LARGE_FRAME = 4 * 2**20
+# Every model family takes a seed of 31 bits.
+_DRAWN_SEEDS = 2**31
 _BAD_REQUEST = (RequestError, CodecError, ProcessingError, ValueError)
 
 
@@ -107,10 +109,10 @@ class Service:
         request, options = split_options(value)
         seed = options.seed
         if seed is None and options.noise is None and self.recorder is not None:
-            seed = secrets.randbelow(MAX_SEED)
+            seed = secrets.randbelow(_DRAWN_SEEDS)
         session = connection if options.session is None else options.session
         continues = self._continuation(session, options)
-        job = Job(request, options.num_steps, seed, options.noise, continues)
+        job = Job(request, options.num_steps, seed, options.noise, continues, options.video)
         try:
             async with asyncio.timeout(self.config.request_timeout_s):
                 answer = await self.backend.submit(job)
@@ -131,6 +133,10 @@ class Service:
             "actions": answer.actions,
             "policy_timing": {"infer_ms": float(answer.timing_ms.get("model", 0.0))},
         }
+        if answer.action_key:
+            reply[answer.action_key] = answer.actions
+        if answer.video is not None:
+            reply["video"] = answer.video
         if options.rtc is not None:
             mode = {"mode": "guided" if answer.guided else "blended"}
             used = continues is not None

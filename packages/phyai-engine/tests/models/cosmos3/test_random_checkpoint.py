@@ -109,7 +109,7 @@ def test_every_part_is_written(tmp_path: Path, variant):
 def test_special_tokens_have_their_ids(tmp_path: Path):
     sizes = {}
     for variant in ("nano", "edge"):
-        write_random_checkpoint(tmp_path / variant, variant, policy=False)
+        write_random_checkpoint(tmp_path / variant, variant, policy=None)
         tokenizer = Tokenizer.from_file(str(tmp_path / variant / "text_tokenizer/tokenizer.json"))
         sizes[variant] = tokenizer
         config = json.loads((tmp_path / variant / "transformer" / "config.json").read_text())

@@ -125,7 +125,7 @@ class Cosmos3Generator:
             return self.pipeline.run(request, **options)
         raise ProcessingError(
             "the request asks for frames, but the VAE's decoder is not loaded; load the "
-            "checkpoint with Cosmos3Args(decoder=True)"
+            "checkpoint with Cosmos3Args(decoder=True), or serve it with --video"
         )
 
     def call_sites(self) -> list[CallSite]:

@@ -62,5 +62,7 @@ def policy_request(
 def chunk_of(result: PolicyResult) -> ActionChunk:
     """Returns a policy's answer as the engine's."""
     timing = dict(result.timing_ms)
+    # In an answer to a robot, decoding means its request.
     timing["model"] = sum(timing.get(stage, 0.0) for stage in MODEL_STAGES)
+    timing["video"] = timing.pop("decode", 0.0)
     return ActionChunk(result.actions, result.normalized, timing, result.prompt, result.frames)

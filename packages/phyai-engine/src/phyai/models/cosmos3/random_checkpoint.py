@@ -123,7 +123,9 @@ SCHEDULER: dict[Variant, dict[str, Any]] = {
     },
 }
 POLICY: dict[str, Any] = {
-    "policy": {"action_chunk_size": 32, "conditioning_fps": 15, "domain_name": "droid_lerobot"}
+    "action_chunk_size": 32,
+    "conditioning_fps": 15,
+    "domain_name": "droid_lerobot",
 }
 
 
@@ -206,7 +208,7 @@ def write_random_checkpoint(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
-    policy: bool = True,
+    policy: Mapping[str, Any] | None = POLICY,
     **overrides: Any,
 ) -> Path:
     """Writes a tiny repository.
@@ -217,7 +219,8 @@ def write_random_checkpoint(
             special tokens and norms, no sound.
         seed: of the weights.
         dtype: of the stored weights of the transformer; those of VAE and sound are fp32.
-        policy: whether ``checkpoint.json`` says that the checkpoint is a robot policy.
+        policy: what ``checkpoint.json`` says about the robot policy; None writes none. Smaller
+            chunks answer sooner.
         **overrides: entries of ``transformer/config.json``.
 
     Returns:
@@ -252,8 +255,8 @@ def write_random_checkpoint(
             **parts,
         },
     )
-    if policy:
-        _write_json(folder / "checkpoint.json", POLICY)
+    if policy is not None:
+        _write_json(folder / "checkpoint.json", {"policy": dict(policy)})
     return folder
 
 

@@ -20,12 +20,6 @@ SOUND = "sound_tokenizer"
 _CHECKPOINT = "checkpoint.json"
 
 
-def is_cosmos3(folder: Path | str) -> bool:
-    """Returns whether a folder looks like a Cosmos3 repository in the layout of diffusers."""
-    folder = Path(folder)
-    return (folder / "transformer" / "config.json").is_file() and (folder / "vae").is_dir()
-
-
 @dataclass(frozen=True)
 class Repository:
     """The parts of a repository.
