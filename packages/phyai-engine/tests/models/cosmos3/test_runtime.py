@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phyai.models.cosmos3.config import Cosmos3Config
-from phyai.models.cosmos3.denoise import denoise as sample
+from phyai.models.cosmos3.denoise import denoise
 from phyai.models.cosmos3.parallel import Parallel
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.runtime import Cosmos3Runtime, FrameEncoder
@@ -14,7 +14,6 @@ from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import ActionLayout, Layout, Modalities
 from phyai.runtime import graphs
 
-denoise = torch.inference_mode()(sample)
 ACTION = ActionLayout(rows=5, start=0, clean_rows=(0,), raw_dim=6, domain_id=2)
 POLICY = Layout(3, 5, 6, clean_frames=(0,), fps=15.0, action=ACTION)
 SOUND = Layout(2, 4, 4, fps=24.0, sound_frames=7)
@@ -72,8 +71,7 @@ def start(model, layout, seed=0):
 
 def text(model, length, seed=0):
     generator = torch.Generator().manual_seed(100 * seed + length)
-    with torch.inference_mode():
-        return model.prefill(torch.randint(1, 64, (length,), generator=generator))
+    return model.prefill(torch.randint(1, 64, (length,), generator=generator))
 
 
 def assert_same(found, expected):
@@ -114,7 +112,7 @@ def test_nothing_of_the_run_before_is_read(model, runtime):
     buffers = [loop.state.video, loop.state.action, loop._call._output]
     for group in loop.bound.groups:
         buffers += [group.keys, group.values]
-    with torch.inference_mode():
+    with torch.inference_mode():  # as the graph's own output is
         for buffer in buffers:
             buffer.fill_(torch.nan)
     again = [text(model, 7), text(model, 3)]  # equal texts in other tensors are filled anew

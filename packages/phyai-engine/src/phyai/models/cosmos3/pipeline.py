@@ -88,6 +88,7 @@ class Cosmos3Pipeline:
         prompt_tokens: most text tokens whose keys and values are kept for later requests.
         seed: of the stream of seeds for policy requests without one.
         run_denoise: what integrates the flow.
+        encode_frame: what encodes one picture [3, H, W]; ``vae.encode_frame`` if None.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Cosmos3Pipeline:
         prompt_tokens: int = 2048,
         seed: int = 0,
         run_denoise: Denoise = denoise,
+        encode_frame: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         config = transformer.config
         if tokenizer.vocab_size > config.vocab_size:
@@ -130,6 +132,7 @@ class Cosmos3Pipeline:
         self._widths = (config.action_dim, config.sound_dim)
         self._seeds = np.random.default_rng(seed)
         self._denoise = run_denoise
+        self._encode_frame = vae.encode_frame if encode_frame is None else encode_frame
 
     @torch.no_grad()
     def run(self, request: Request, *, noise: Modalities | None = None) -> Result:
@@ -214,7 +217,7 @@ class Cosmos3Pipeline:
         assert plan.pixels is not None
         assert plan.cells is not None
         if plan.pixels.shape[1] == 1:
-            latents = self.vae.encode_frame(plan.pixels[:, 0])[:, None]
+            latents = self._encode_frame(plan.pixels[:, 0])[:, None]
         else:
             latents = self.vae.encode(plan.pixels)
         return latents[:, :, : plan.cells[0], : plan.cells[1]]

@@ -47,7 +47,7 @@ class Cosmos3Runtime:
         self._loops: OrderedDict[LoopKey, RecordedLoop] = OrderedDict()
         self._lock = threading.Lock()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(
         self,
         model: VelocityModel,
@@ -68,7 +68,7 @@ class Cosmos3Runtime:
         with self._lock:
             return self._loop(conditions, layout, sampling)(state, conditions)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def warm_up(
         self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
     ) -> "RecordedLoop | None":
@@ -128,6 +128,7 @@ class RecordedLoop:
 
         self._call = graphs.CapturedCall(run, model.device, pool)
 
+    @torch.inference_mode()
     def __call__(self, state: Modalities, conditions: Sequence[Conditions]) -> Modalities:
         """Replays the loop from ``state`` under other texts of the same lengths."""
         for buffer, part in zip(_parts(self.state), _parts(state), strict=True):
@@ -154,7 +155,7 @@ class FrameEncoder:
         self._encode, self.records = encode, records
         self._loops: dict[tuple[int, ...], graphs.CapturedLoop] = {}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
         """Returns what the function returns."""
         if not self.records:
