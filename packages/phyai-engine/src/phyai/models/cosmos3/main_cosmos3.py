@@ -27,6 +27,7 @@ from phyai.models.cosmos3.requests import (
     WorldActionRequest,
 )
 from phyai.models.cosmos3.results import PolicyResult, Result
+from phyai.models.cosmos3.runtime import Cosmos3Runtime, FrameEncoder
 from phyai.models.cosmos3.sound import load_sound_decoder
 from phyai.models.cosmos3.text import Cosmos3Tokenizer
 from phyai.models.cosmos3.vae import TileConfig, load_vae
@@ -101,6 +102,7 @@ class Cosmos3Generator:
         sound = None
         if args.sound and self.decoder and self.repository.sound:
             sound = load_sound_decoder(folder / SOUND, device=device)
+        loop = Cosmos3Runtime(transformer, graphs=self.runtime.cuda_graphs)
         self.pipeline = Cosmos3Pipeline(
             transformer,
             vae,
@@ -110,6 +112,8 @@ class Cosmos3Generator:
             contract=self.contract,
             style=args.style,
             system_prompt=args.system_prompt,
+            run_denoise=loop,
+            encode_frame=FrameEncoder(vae.encode_frame, records=loop.records),
         )
         self.modules: dict[str, nn.Module] = {"transformer": transformer, "vae": vae}
         if sound is not None:
