@@ -1,19 +1,33 @@
 """A Cosmos3 policy speaks the wire of the model owner's DROID server."""
 
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from phyai.cli import main
 from phyai.client import PolicyClient, ServerError
-from phyai.engine_config import ParallelConfig
+from phyai.engine import Engine, EngineArgs
+from phyai.engine_config import DeviceConfig, EngineConfig, ParallelConfig
+from phyai.models.cosmos3.droid import PolicyContract
+from phyai.models.cosmos3.main_cosmos3 import Cosmos3Args
 from phyai.models.cosmos3.random_checkpoint import POLICY, write_random_checkpoint
+from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.families import detect_family
-from phyai.serving import PolicyConfig, ServeConfig, ServerConfig, read_config, running_server
+from phyai.serving import (
+    PolicyConfig,
+    PolicyServer,
+    ServeConfig,
+    ServerConfig,
+    built_in_adapter,
+    read_config,
+)
 from phyai.serving.jobs import Job
-from phyai.serving.loading import load_policy
+from phyai.serving.loading import LoadedPolicy, load_policy
+from phyai.serving.local import make_batcher
 from phyai.serving.replica import config_from_json, config_to_json
 from phyai.serving.runner import Runner
 
@@ -44,10 +58,26 @@ def checkpoint(tmp_path_factory):
     return write_random_checkpoint(tmp_path_factory.mktemp("nano"), policy=SHORT)
 
 
+@pytest.fixture(scope="module")
+def runner(checkpoint):
+    """A policy of small pictures, so that answers take tenths of a second."""
+    contract = PolicyContract(chunk=4, tier="256", sampling=Sampling(1, 3.0, 5.0))
+    arguments = Cosmos3Args(checkpoint, decoder=True, contract=contract)
+    device = EngineConfig(DeviceConfig("cpu", torch.float32))
+    engine = Engine(EngineArgs("cosmos3_policy", arguments, device))
+    return Runner(LoadedPolicy(engine, built_in_adapter("auto", engine.describe())))
+
+
 @pytest.fixture
-def served(checkpoint):
-    policy = PolicyConfig(checkpoint, device="cpu", num_steps=1, video=True)
-    with Running(lambda: running_server(ServeConfig(policy, ServerConfig(port=0)))) as running:
+def served(runner):
+    config = ServerConfig(port=0)
+
+    @contextlib.asynccontextmanager
+    async def opened():
+        async with PolicyServer(make_batcher(runner, config), runner.metadata(), config) as server:
+            yield server
+
+    with Running(opened) as running:
         yield running
 
 
@@ -87,8 +117,8 @@ def test_predicted_frames_come_if_asked_for(served):
         asked = request() | {"__options__": {"video": True, "seed": 5}}
         reply = client.infer(asked)
     video = reply["video"]
-    # 33 x 40 latents of the 540 x 640 picture, 16 pixels each, and 4 actions after the first frame.
-    assert (video.dtype, video.shape) == (np.uint8, (5, 528, 640, 3))
+    # The picture of 540 x 640 in a canvas of 256 x 320, whole cells of 16; 4 actions after it.
+    assert (video.dtype, video.shape) == (np.uint8, (5, 256, 288, 3))
     assert video.std() > 1
 
 
