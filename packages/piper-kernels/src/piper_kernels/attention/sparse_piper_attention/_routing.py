@@ -20,17 +20,19 @@ class RoutingMode(IntEnum):
     MEAN = 1
 
 
+_MODES = {mode.name.lower(): mode for mode in RoutingMode}  # tracing cannot iterate over an enum
+
+
 def routing_mode(name: str, label: str = LABEL) -> RoutingMode:
     """Return the mode of a public name.
 
     Raises:
         ValueError: The name is not one of them.
     """
-    names = {mode.name.lower(): mode for mode in RoutingMode}
-    if name not in names:
-        allowed = ", ".join(repr(known) for known in names)
+    if name not in _MODES:
+        allowed = ", ".join(repr(known) for known in _MODES)
         raise ValueError(f"{label}: routing must be one of {allowed}, got {name!r}")
-    return names[name]
+    return _MODES[name]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,395 @@
+"""Which graphs become projections fused with sparse attention, and what those compute."""
+
+import pytest
+import torch
+
+from piper_kernels.fusions.convrot_int8_sparse_piper import (
+    _compile,
+    convrot_int8_sparse_piper_compile_options,
+)
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+SCALE, OTHER = torch.tensor(0.03), torch.tensor(0.031)
+PREPARE = "convrot_int8_prepare_input"
+MEAN = "convrot_int8_dequantized_input_mean"
+NAME = "convrot_int8_sparse_piper"
+KEY, VALUE, QUERY = (f"{NAME}_project_{operand}" for operand in ("key", "value", "query"))
+ATTENTION = "sparse_piper_attention_from_quantized"
+COARSE = "sparse_piper_attention_with_coarse_residual_from_quantized"
+OUTPUT = f"{NAME}_projected_query_attention_output"
+FUSED = [PREPARE, KEY, MEAN, VALUE, QUERY, ATTENTION]
+PROJECTED = [PREPARE, KEY, MEAN, VALUE, OUTPUT]
+TOLERANCE = 0.025
+
+
+@pytest.fixture(autouse=True)
+def every_target(monkeypatch):
+    monkeypatch.setattr(_compile, "supports_target", lambda _device, _head_dim: (True, ""))
+
+
+@pytest.fixture
+def fuse(projected_attention):
+    def run(model=None, **given):
+        if model is None:
+            model = projected_attention.Model(**given)
+        options = convrot_int8_sparse_piper_compile_options()
+        return model, projected_attention.trace(model, options)
+
+    return run
+
+
+def valid_rows(model):
+    if model.lengths is None:
+        return torch.arange(model.rows)
+    return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(model.lengths)])
+
+
+LENGTHS = {"lengths": (64, 17, 51)}
+RESIDUAL = {"coarse": True, "coarse_key_blocks": 3}
+VARIANTS = {
+    "plain": {},
+    "mean routing": {"routing": "mean"},
+    "block lengths": LENGTHS,
+    "query blocks": {"query_blocks": 1},
+    "coarse": RESIDUAL,
+    "coarse with lengths": {**RESIDUAL, **LENGTHS, "query_blocks": 2, "routing": "mean"},
+    "projected gate": {**RESIDUAL, "projected_gate": True},
+    "weightless query": {"query_norm": False},
+    "weightless key": {"key_norm": False},
+    "weightless": {"query_norm": False, "key_norm": False, "head_dim": 128, "rotary": 128},
+    "ragged": {"rows": 193, "batch": 2},
+    "one block": {"rows": 65, "key_blocks": 1},
+    "biases": {"biases": (F32, BF16, F16, F32, BF16), **RESIDUAL, "projected_gate": True},
+    "static": {"scales": (SCALE, SCALE, SCALE, torch.tensor(0.005), SCALE)},
+    "float16": {"dtype": F16},
+    "float32": {"dtype": F32, "head_dim": 128, "rotary": 96},
+    "full keep": {"ratios": (1.0, 1.0)},
+}
+
+
+def plain_targets(model):
+    value, attention = VALUE, ATTENTION
+    if model.coarse:
+        value, attention = f"{VALUE}_with_block_means", COARSE
+    gate = ["convrot_int8_linear_prepared"] if model.projected_gate else []
+    return [PREPARE, KEY, MEAN, value, QUERY, *gate, attention]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_regions_are_fused(fuse, projected_attention, variant):
+    model, graph = fuse(**VARIANTS[variant])
+    assert graph.targets == plain_targets(model)
+    actual, expected = graph(), model.eager()
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    rows = valid_rows(model)
+    assert projected_attention.relative_error(actual, expected, rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_output_projections_are_fused(fuse, projected_attention, variant):
+    model, graph = fuse(outputs=40, **VARIANTS[variant])
+    value = f"{VALUE}_with_block_means" if model.coarse else VALUE
+    assert graph.targets == [PREPARE, KEY, MEAN, value, OUTPUT]
+    actual, expected = graph(), model.eager()
+    assert actual.dtype == expected.dtype
+    rows = valid_rows(model)
+    assert projected_attention.relative_error(actual, expected, rows) < TOLERANCE
+    _, apart = fuse(outputs=None, **VARIANTS[variant])
+    # The same attention, projected as a whole by the ordinary linear.
+    with torch.no_grad():
+        chained = model.linear("out", apart())
+    assert torch.equal(actual[:, rows], chained[:, rows])
+
+
+@pytest.mark.parametrize(
+    ("scales", "preparations"),
+    [
+        ((SCALE, SCALE, SCALE, None, SCALE), 1),
+        ((SCALE, OTHER, OTHER, OTHER, OTHER), 2),
+        ((None, SCALE, OTHER, None, None), 3),
+        ((None, None, SCALE, None, OTHER), 2),
+    ],
+)
+def test_preparations_are_shared_by_equal_scales_alone(
+    fuse, projected_attention, scales, preparations
+):
+    given = {**RESIDUAL, "projected_gate": True, "scales": scales}
+    model, graph = fuse(**given)
+    gate_alone = scales[4] is OTHER and scales[0] is None
+    assert graph.targets.count(PREPARE) == preparations + gate_alone
+    expected = model.eager()
+    assert projected_attention.relative_error(graph(), expected) < TOLERANCE
+    model, windowed = fuse(outputs=40, **given)
+    keys = 1 if scales[1] is scales[2] else 2
+    assert windowed.targets.count(PREPARE) == keys
+    with torch.no_grad():
+        assert torch.equal(windowed(), model.linear("out", graph()))
+    call = windowed.find(OUTPUT)
+    shared = any(scales[0] is scale for scale in scales[1:3])
+    assert (call.args[0].meta["val"].dtype == torch.int8) == shared
+
+
+def test_the_graph_equals_the_explicit_operators(fuse):
+    model, graph = fuse(**RESIDUAL, **LENGTHS, biases=(F32, None, BF16, None, None), rows=192)
+    ops = torch.ops.piper_kernels
+    q, k, v = (model.weights[name] for name in "qkv")
+    qdata, scale = ops.convrot_int8_prepare_input(model.x, 64, None, None)
+    lengths, eps = model.block_lengths, 1e-5
+    tables = (model.cos, model.sin, eps)
+    query = getattr(ops, QUERY)(
+        qdata, scale, q.qdata, q.scale, model.norms["q"], *tables, 64**-0.5, 0, lengths,
+        model.bias["q"],
+    )  # fmt: skip
+    key = getattr(ops, KEY)(
+        qdata, scale, k.qdata, k.scale, model.norms["k"], *tables, 0, lengths
+    )  # fmt: skip
+    mean = ops.convrot_int8_dequantized_input_mean(qdata, scale, lengths)
+    *value, block_mean = getattr(ops, f"{VALUE}_with_block_means")(
+        qdata, scale, mean, v.qdata, v.scale, lengths, model.bias["v"], head_dim=64
+    )
+    expected = getattr(ops, COARSE)(
+        *query, *key, *value, block_mean, model.gate, [500_000, 1_000_000], 2, 192, 0, 0.125,
+        lengths, 3, output_dtype=BF16,
+    )  # fmt: skip
+    assert torch.equal(graph(), expected.flatten(2))
+
+
+def test_strided_tables_are_copied(fuse, projected_attention):
+    model = projected_attention.Model()
+    model.cos, model.sin = torch.stack((model.cos, model.sin), -1).unbind(-1)
+    model, graph = fuse(model)
+    assert graph.targets == FUSED
+    clones = [node for node in graph.nodes if "clone" in str(node.target)]
+    assert len(clones) == 4
+    assert projected_attention.relative_error(graph(), model.eager()) < TOLERANCE
+
+
+def negatives(module):
+    """Yield models that differ from the pattern in one place."""
+
+    def model(**given):
+        return module.Model(outputs=40, **given)
+
+    def escaping(name):
+        class Escaping(module.Model):
+            def attend(self, query, key, value, *rest):
+                self.kept = {"query": query, "key": key, "value": value}
+                self.kept["attention"] = super().attend(query, key, value, *rest)
+                return self.kept["attention"]
+
+            def __call__(self, *args):
+                return super().__call__(*args), self.kept[name]
+
+        return Escaping(outputs=40)
+
+    def with_operands(change):
+        class Changed(module.Model):
+            def operands(self, x, *tables):
+                return change(self, x, tables, *super().operands(x, *tables))
+
+            def by_heads(self, name, x):
+                return self.linear(name, x).unflatten(-1, (-1, self.head_dim))
+
+        return Changed(outputs=40)
+
+    for name in ("query", "key", "value"):
+        yield f"escaping {name}", escaping(name)
+    yield (
+        "no norm",
+        with_operands(
+            lambda m, x, tables, _q, k, v: (module.rope(m.by_heads("q", x), *tables), k, v)
+        ),
+    )
+    yield (
+        "activated values",
+        with_operands(lambda _m, _x, _tables, q, k, v: (q, k, torch.relu(v))),
+    )
+    yield (
+        "no rotation",
+        with_operands(
+            lambda m, x, _tables, q, _k, v: (q, module.rms_norm(m.by_heads("k", x), None), v)
+        ),
+    )
+    yield "grouped heads", model(kv_heads=1)
+    half = model()
+    half.cos, half.sin = half.cos.bfloat16(), half.sin.bfloat16()
+    yield "tables of bfloat16", half
+    strided = model()
+    strided.x = module.rand(1, 64, 192, dtype=BF16).mT
+    yield "strided input", strided
+    strided = model()
+    strided.norms["q"] = module.rand(128).bfloat16()[::2]
+    yield "strided norm", strided
+    mixed = model()
+    dense = module.rand(128, 64, seed=2, dtype=BF16)
+    mixed.weights["k"] = module.quantize("convrot_int8", dense, group_size=16)
+    yield "group sizes", mixed
+
+
+NEGATIVES = (
+    "escaping query", "escaping key", "escaping value", "no norm", "activated values",
+    "no rotation", "grouped heads", "tables of bfloat16", "strided input", "strided norm",
+    "group sizes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEGATIVES)
+def test_other_graphs_keep_their_attention(fuse, projected_attention, case):
+    model = dict(negatives(projected_attention))[case]
+    _, graph = fuse(model)
+    assert "sparse_piper_attention" in graph.targets
+    assert not any(name.startswith(NAME) for name in graph.targets)
+
+
+def test_the_cases_above_are_all_of_them(projected_attention):
+    assert [name for name, _ in negatives(projected_attention)] == list(NEGATIVES)
+
+
+def test_an_escaping_attention_keeps_its_linear(fuse, projected_attention):
+    class Escaping(projected_attention.Model):
+        def __call__(self, x, cos, sin, gate, lengths):
+            merged = self.attend(*self.operands(x, cos, sin), x, gate, lengths).flatten(2)
+            return self.linear("out", merged), merged
+
+    model, graph = fuse(Escaping(outputs=40))
+    assert graph.targets == [*FUSED, "convrot_int8_linear"]
+    for actual, expected in zip(graph(), model.eager(), strict=True):
+        assert projected_attention.relative_error(actual, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["routing", "query", "gate is used"])
+def test_other_residuals_stay_outside(fuse, projected_attention, case):
+    from piper_kernels import sparse_piper_coarse_residual
+
+    class Other(projected_attention.Model):
+        def attend(self, query, key, value, x, gate, lengths):
+            fine = self.attention(query, key, value, sparse_key_blocks=2)
+            other = key if case == "query" else query
+            routing = "mean" if case == "routing" else "minmax"
+            coarse = sparse_piper_coarse_residual(
+                other, key, value, gate, routing=routing, coarse_scale=0.1
+            )
+            return fine + coarse + (coarse if case == "gate is used" else 0)
+
+    _, graph = fuse(Other(outputs=40))
+    assert "sparse_piper_attention" in graph.targets
+    assert "sparse_piper_coarse_residual" in graph.targets
+    assert not any(name.startswith(NAME) for name in graph.targets)
+
+
+def test_targets_without_kernels_are_left_alone(fuse, monkeypatch):
+    monkeypatch.undo()
+    _, graph = fuse(outputs=40)
+    assert "sparse_piper_attention" in graph.targets
+    assert _compile.supports_target(torch.device("cpu"), 64)[0] is False
+    assert _compile.supports_target(torch.device("cpu"), 64)[1]
+
+
+@pytest.mark.parametrize("changing", ["rows", "block lengths"])
+def test_one_graph_serves_changing_lengths_and_routes(projected_attention, graph_capture, changing):
+    class Module(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+            for name, weight in model.weights.items():
+                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+            model.linear = lambda name, x: torch.nn.functional.linear(x, getattr(self, name))
+
+        def forward(self, x, cos, sin, gate, lengths, key_blocks):
+            self.model.key_blocks = key_blocks
+            return self.model(x, cos, sin, gate, lengths)
+
+    given = {"outputs": 40, "coarse": True}
+    torch._dynamo.reset()
+    module = Module(projected_attention.Model(**given))
+    capture = graph_capture.GraphCapture(convrot_int8_sparse_piper_compile_options())
+    compiled = torch.compile(module, backend=capture, fullgraph=True)
+    if changing == "rows":
+        cases = [(rows, blocks, None) for rows, blocks in ((192, 2), (257, 3), (321, 5), (193, 3))]
+    else:
+        cases = [(192, 2, (64, 17, 51)), (192, 2, (33, 64, 11)), (192, 2, (1, 1, 1))]
+    for index, (rows, blocks, lengths) in enumerate(cases):
+        model = projected_attention.Model(rows=rows, lengths=lengths, **given)
+        if changing == "rows":
+            for dim, tensor in zip((1, 0, 0, 1), model.args, strict=False):
+                torch._dynamo.mark_dynamic(tensor, dim)
+        with torch.no_grad():
+            actual, expected = (run(*model.args, blocks) for run in (compiled, module))
+        if index == 1:
+            graphs = len(capture.graph_modules)  # the number of blocks is symbolic by now
+        assert projected_attention.relative_error(actual, expected, valid_rows(model)) < TOLERANCE
+    assert len(capture.graph_modules) == graphs
+    assert graphs == (2 if changing == "rows" else 1)
+    assert capture.targets[-1] == OUTPUT
+
+
+def test_distributed_projections_are_fused(projected_attention, fuse):
+    """Row views around linears, as distributed tensors make them, do not hide a region."""
+
+    class Flat(projected_attention.Model):
+        def linear(self, name, x):
+            rows = super().linear(name, x.reshape(-1, x.shape[-1]))
+            return rows.view(*x.shape[:-1], rows.shape[-1])
+
+    model, graph = fuse(Flat(outputs=40, batch=2))
+    assert graph.targets == PROJECTED
+    assert projected_attention.relative_error(graph(), model.eager()) < TOLERANCE
+
+
+def test_installation():
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    from piper_kernels.linear.convrot import convrot_int8_compile_options
+
+    option = "post_grad_custom_pre_pass"
+
+    class Other(CustomGraphPass):
+        def __call__(self, graph):
+            pass
+
+        def uuid(self):
+            return b"other"
+
+    before, after = Other(), Other()
+    base = convrot_int8_compile_options()[option]
+    options = {"max_autotune": True, option: [before, base, after]}
+    once = convrot_int8_sparse_piper_compile_options(options)
+    assert options[option] == [before, base, after]
+    assert once["max_autotune"] is True
+    first, fusion, second, last = once[option]
+    assert (first, second, last) == (before, base, after)
+    assert isinstance(fusion, _compile.ConvRotInt8SparsePiperPass)
+    assert convrot_int8_sparse_piper_compile_options(once) == once
+    assert tuple(convrot_int8_sparse_piper_compile_options()[option]) == (fusion, base)
+    identity = fusion.uuid()
+    assert isinstance(identity, bytes)
+    assert identity
+    assert identity == _compile.ConvRotInt8SparsePiperPass().uuid()
+    assert identity != base.uuid()
+
+
+def test_training_graphs_keep_their_nodes(projected_attention):
+    class Training:
+        def __init__(self, graph_pass):
+            self.graph_pass = graph_pass
+
+        def __call__(self, graph, is_inference=None):
+            self.graph_pass(graph, is_inference=False)
+
+    fusion = _compile.ConvRotInt8SparsePiperPass()
+    model = projected_attention.Model(outputs=40)
+    graph = projected_attention.trace(model, {projected_attention.OPTION: Training(fusion)})
+    assert graph.targets == ["convrot_int8_linear"] * 3 + [
+        "sparse_piper_attention",
+        "convrot_int8_linear",
+    ]
+
+
+def test_new_nodes_have_values_and_no_eager_inputs(fuse):
+    _, graph = fuse(outputs=40)
+    graph.module.graph.lint()
+    for node in graph.nodes:
+        if node.op == "call_function":
+            assert "val" in node.meta
+            assert "eager_input_vals" not in node.meta
