@@ -63,8 +63,9 @@ def draw_noise(
     """
     if kind not in NOISE_KINDS:
         raise ProcessingError(f"noise is {kind!r}; allowed: {', '.join(NOISE_KINDS)}")
-    if not 0 <= seed < 2**32:
-        raise ProcessingError(f"seed is {seed}; allowed: 0 to {2**32 - 1}")
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not (whole and 0 <= seed < 2**32):
+        raise ProcessingError(f"seed is {seed!r}; allowed: integers from 0 to {2**32 - 1}")
     draw = native_noise if kind == "native" else torch_noise
     return draw(seed, channels, layout, widths)
 

@@ -147,6 +147,8 @@ def _pixels(
         frames = to_frames([request.image], "image")
         chunk = preset if request.chunk is None else request.chunk
         if isinstance(request, ForwardDynamicsRequest) and request.chunk is None:
+            if not np.ndim(request.actions):
+                raise ProcessingError("'actions' is one number; it must be rows of numbers")
             chunk = len(request.actions)
     if chunk < TEMPORAL or chunk % TEMPORAL:
         raise ProcessingError(f"chunk is {chunk}; allowed: positive multiples of {TEMPORAL}")
@@ -194,7 +196,7 @@ def _check_normalizer(normalizer: ActionNormalizer | None, raw_dim: int) -> None
 
 def _given_actions(request: ForwardDynamicsRequest, raw_dim: int) -> np.ndarray:
     actions = np.asarray(request.actions)
-    length = len(actions) if request.chunk is None and actions.ndim else request.chunk
+    length = len(actions) if request.chunk is None else request.chunk
     if actions.shape != (length, raw_dim) or actions.dtype.kind not in "fiu":
         raise ProcessingError(
             f"'actions' has shape {actions.shape} and dtype {actions.dtype}; expected "

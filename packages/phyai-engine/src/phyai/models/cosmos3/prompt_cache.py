@@ -36,8 +36,7 @@ class PromptCache:
         if ids in self._kept:
             self._kept.move_to_end(ids)
             return self._kept[ids]
-        conditions = self._read(torch.tensor(ids, dtype=torch.int64, device=self._device))
-        self._kept[ids] = conditions
+        self._kept[ids] = conditions = self._compute(ids)
         while self.tokens > self._tokens:
             self._kept.popitem(last=False)
         return conditions
@@ -45,14 +44,17 @@ class PromptCache:
     def pin(self, ids: TokenIds) -> Conditions:
         """Returns the conditions of a text that is never dropped."""
         if ids not in self._pinned:
-            self._pinned[ids] = self.get(ids)
-            self._kept.pop(ids, None)
+            known = self._kept.pop(ids, None)
+            self._pinned[ids] = self._compute(ids) if known is None else known
         return self._pinned[ids]
 
     def clear(self) -> None:
         """Forgets every text, as it must when weights change."""
         self._pinned.clear()
         self._kept.clear()
+
+    def _compute(self, ids: TokenIds) -> Conditions:
+        return self._read(torch.tensor(ids, dtype=torch.int64, device=self._device))
 
     @property
     def tokens(self) -> int:
