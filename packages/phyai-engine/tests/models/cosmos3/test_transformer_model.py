@@ -113,6 +113,17 @@ def test_room_is_filled_anew_for_other_texts_of_the_same_length(model):
         bound.fill(longer)
 
 
+def test_room_made_in_inference_mode_is_filled_outside(model):
+    layout = dataclasses.replace(LAYOUT, fps=6.0)
+    with torch.inference_mode():
+        first = texts(model, 7)
+        (inside,) = model.velocities(draw(layout), 624, first, layout)
+    bound = model.bind(first, layout)
+    again = texts(model, 7)
+    assert model.bind(again, layout) is bound
+    assert_equal(model.velocities(draw(layout), 624, again, layout)[0], inside)
+
+
 def test_other_layouts_and_orders_of_branches(model):
     one, two = texts(model, 7, 3)
     forward = model.velocities(draw(), 624, [one, two], LAYOUT)

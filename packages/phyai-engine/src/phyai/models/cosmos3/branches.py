@@ -73,7 +73,9 @@ class BranchGroup:
         separate = size <= _SEPARATE_BYTES
 
         def room(*shape: int) -> Tensor:
-            return torch.empty(*shape, *width, dtype=dtype, device=device)
+            # A tensor of inference mode could not be filled anew outside of it.
+            with torch.inference_mode(False):
+                return torch.empty(*shape, *width, dtype=dtype, device=device)
 
         first, slots = 0, []
         for length in lengths:

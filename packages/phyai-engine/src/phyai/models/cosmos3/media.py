@@ -132,7 +132,7 @@ class DomainTable(nn.Module):
         self.weight.data.copy_(source.view(self.weight.shape))
 
 
-class Embedding(nn.Module):
+class ModalityEmbedding(nn.Module):
     """A vector that is added to every token of a modality, in fp32.
 
     Args:
@@ -165,7 +165,7 @@ class ActionHeads(nn.Module):
         self.proj_out = DomainTable(
             "action_proj_out", (hidden, width), domains=domains, device=device
         )
-        self.embedding = Embedding("action_modality_embed", hidden, device=device)
+        self.embedding = ModalityEmbedding("action_modality_embed", hidden, device=device)
 
     def tokens(self, rows: Tensor, domain: int) -> Tensor:
         """Maps rows [rows, action_dim] to fp32 tokens [rows, hidden]."""
@@ -183,7 +183,9 @@ class SoundHeads(nn.Module):
         super().__init__()
         self.proj_in = head("audio_proj_in", config.sound_dim, config.hidden_size, place)
         self.proj_out = head("audio_proj_out", config.hidden_size, config.sound_dim, place)
-        self.embedding = Embedding("audio_modality_embed", config.hidden_size, device=place.device)
+        self.embedding = ModalityEmbedding(
+            "audio_modality_embed", config.hidden_size, device=place.device
+        )
 
     def tokens(self, sound: Tensor, dtype: torch.dtype) -> Tensor:
         """Maps latents [sound_dim, frames] to tokens [frames, hidden] in ``dtype``."""

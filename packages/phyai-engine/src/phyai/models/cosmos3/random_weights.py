@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phyai.layers import Linear
 from phyai.models.cosmos3.config import Cosmos3Config
-from phyai.models.cosmos3.media import Embedding
+from phyai.models.cosmos3.media import ModalityEmbedding
 from phyai.models.cosmos3.model import Cosmos3Transformer
 from phyai.models.cosmos3.parallel import Parallel
 
@@ -89,11 +89,11 @@ def _fill(
     generator: torch.Generator,
     gain: float | None,
 ) -> None:
-    if parameter.ndim == 1 and not isinstance(module, Embedding):
+    if parameter.ndim == 1 and not isinstance(module, ModalityEmbedding):
         uniform = torch.rand(parameter.shape, generator=generator, device=parameter.device)
         parameter.data.copy_((0.5 + uniform).bfloat16())
         return
-    scale = 0.5 if isinstance(module, Embedding) else 0.05
+    scale = 0.5 if isinstance(module, ModalityEmbedding) else 0.05
     if name == "weight" and parameter.ndim == 3:
         scale = parameter.shape[1] ** -0.5 if gain is None else gain
     parameter.data.copy_((scale * draw(*parameter.shape)).bfloat16())
