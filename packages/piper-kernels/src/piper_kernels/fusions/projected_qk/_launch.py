@@ -23,9 +23,11 @@ from piper_kernels.fusions.projected_qk._kernels import (
 from piper_kernels.fusions.projected_qk.reference import KEY_DTYPE
 from piper_kernels.fusions.projected_qk.transform import HeadTransform
 
-# Two programs of a multiprocessor take turns: one waits for memory while one computes.
 OPTIONS = {"num_warps": 8, "num_stages": 1}
-CUDA_OPTIONS = OPTIONS | {"maxnreg": 128}
+# Two programs of a multiprocessor take turns: one waits for memory while one computes. Where the
+# other factor of the rotation comes from shared memory, they have enough registers.
+SHARED_OPTIONS = OPTIONS | {"maxnreg": 128}
+_SHARED_FACTORS = (9, 10)  # major capabilities
 # Tables of cosines and sines stay in the cache of a multiprocessor for all heads of a program.
 MOST_PROGRAM_HEADS = 8
 _PROGRAMS = 512
@@ -174,7 +176,7 @@ def _encode(
     program_heads = min(max(program_heads, 1), MOST_PROGRAM_HEADS)
     grid = (tiles, -(-sequence.heads // program_heads), batches)
     target = accelerator_target(source.device)
-    is_cuda = target is not None and target.backend == "cuda"
+    shared = target is not None and target.capability[0] in _SHARED_FACTORS
     with launch_guard(source.device):
         encode_heads_kernel[grid](
             source, transform.cos if weight is None else weight, transform.cos, transform.sin,
@@ -183,5 +185,5 @@ def _encode(
             window.first_batch, transform.eps, factor, source.stride(0), source.stride(1),
             D=sequence.head_dim, ROTARY=transform.cos.shape[1], GROUPS=groups, IS_QUERY=is_query,
             SUMMARY=_SUMMARIES[mode], HAS_WEIGHT=weight is not None, MASKED=lengths is not None,
-            WIDE=target is None, **(CUDA_OPTIONS if is_cuda else OPTIONS),
+            WIDE=target is None, **(SHARED_OPTIONS if shared else OPTIONS),
         )  # fmt: skip
