@@ -1,6 +1,7 @@
 """Ranks that share one request equal one rank: tensor parallel, branch parallel, and both."""
 
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -17,33 +18,36 @@ from phyai.models.cosmos3.state import ActionLayout, Layout, Modalities
 LAYOUT = Layout(2, 3, 4, (0,), 15.0, ActionLayout(3, 0, (0,), 6, 1), sound_frames=2)
 
 
-def answers(variant, parallel=None):
+def answers(variant, parallel=None, device="cpu"):
     """Returns both branches' velocities and those of the first alone, as one vector each."""
     layout = LAYOUT if variant == "qwen" else Layout(2, 3, 4, (0,), 15.0, LAYOUT.action)
     model = random_transformer(
-        Cosmos3Config.tiny(variant), params_dtype=torch.float32, device="cpu", parallel=parallel
+        Cosmos3Config.tiny(variant), params_dtype=torch.float32, device=device, parallel=parallel
     )
     generator = torch.Generator().manual_seed(0)
     sound = torch.randn(5, 2, generator=generator) if layout.sound_frames else None
     action, video = (torch.randn(shape, generator=generator) for shape in ((3, 8), (4, 2, 3, 4)))
-    state = Modalities(video, action, sound)
+    state = Modalities(video, action, sound).map(lambda part: part.to(device))
     texts = [model.prefill(torch.arange(5, 5 + length)) for length in (6, 3)]
     found = model.velocities(state, 833, texts, layout) + model.velocities(
         state, 833, texts[:1], layout
     )
     return [
-        torch.cat([p.flatten() for p in (one.video, one.action, one.sound) if p is not None])
+        torch.cat([p.flatten() for p in (one.video, one.action, one.sound) if p is not None]).cpu()
         for one in found
     ]
 
 
-def run_rank(rank, world, store, degrees):
+def run_rank(rank, world, store, degrees, backend):
     """Joins a group of ``world`` processes; returns the answers under each of ``degrees``."""
-    group = torch.distributed
-    group.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    group, device = torch.distributed, "cpu"
+    if backend == "nccl":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(device)
+    group.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         return [
-            answers(variant, join(tp_size=tp, cfg_size=cfg))
+            answers(variant, join(tp_size=tp, cfg_size=cfg), device)
             for variant in ("qwen", "edge")
             for tp, cfg in degrees
         ]
@@ -51,7 +55,7 @@ def run_rank(rank, world, store, degrees):
         group.destroy_process_group()
 
 
-def fork_others(world, store, degrees, folder):
+def fork_others(world, store, degrees, backend, folder):
     """Runs every rank but the first in a process of its own; returns their exit statuses.
 
     Nothing has run in this process but imports, which every rank would need.
@@ -62,7 +66,7 @@ def fork_others(world, store, degrees, folder):
         if not child:
             status = 1
             try:
-                torch.save(run_rank(rank, world, store, degrees), f"{folder}/{rank}.pt")
+                torch.save(run_rank(rank, world, store, degrees, backend), f"{folder}/{rank}.pt")
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -72,14 +76,24 @@ def fork_others(world, store, degrees, folder):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def run_ranks(folder, world, degrees):
+def run_ranks(folder, world, degrees, backend="gloo"):
     """Returns the answers of all ranks, of which the first is this process."""
     store = str(folder / "store")
     code = f"import runpy; me = runpy.run_path({__file__!r}); "
-    code += f"assert not any(me['fork_others']({world}, {store!r}, {degrees}, {str(folder)!r}))"
-    others = subprocess.Popen([sys.executable, "-c", code])
-    found = [run_rank(0, world, store, degrees)]
-    assert others.wait(timeout=300) == 0
+    arguments = world, store, degrees, backend, str(folder)
+    code += f"assert not any(me['fork_others'](*{arguments!r}))"
+    # One thread, so that forking is safe; a session of their own, so that none is left behind.
+    others = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        found = [run_rank(0, world, store, degrees, backend)]
+        assert others.wait(timeout=300) == 0
+    finally:
+        if others.poll() is None:
+            os.killpg(others.pid, signal.SIGKILL)
     return found + [torch.load(folder / f"{rank}.pt") for rank in range(1, world)]
 
 
@@ -96,6 +110,18 @@ def test_ranks_equal_one_rank(tmp_path, world, degrees):
             for found, wanted in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected[0][0], expected[0][1], atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_two_gpus_equal_one(tmp_path):
+    if torch.cuda.device_count() < 2 or torch.version.cuda is None:
+        pytest.skip("needs two NVIDIA GPUs")
+    degrees = [(2, 1), (1, 2)]
+    expected = [answers(variant, device="cuda:0") for variant in ("qwen", "edge") for _ in degrees]
+    for rank in run_ranks(tmp_path, 2, degrees, "nccl"):
+        for ours, theirs in zip(rank, expected, strict=True):
+            for found, wanted in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_one_process_needs_no_group():
