@@ -6,6 +6,7 @@ import torch
 from phyai.checkpoints import CheckpointError
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.model import Cosmos3Transformer
+from phyai.models.cosmos3.state import Conditions
 
 PUBLISHED = {
     "_class_name": "Cosmos3OmniTransformer",
@@ -114,6 +115,7 @@ def test_older_spellings_and_absent_heads():
         ({"rope_axes_dim": [24, 40]}, r"rotary sections are \[24, 40\]; expected three counts"),
         ({"rope_scaling": "none"}, "rope_scaling is 'none'; expected an object"),
         ({"rope_scaling": {"mrope_interleaved": False}}, "mrope_interleaved is not true"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn'; only default and mrope"),
         ({"latent_channel": 16}, "patch_latent_dim is 192; 16 channels .* need 64"),
         ({"action_gen": True, "action_dim": None}, "action_gen is True but action_dim is 0"),
         ({"attention_bias": True}, "attention_bias is True; only False is computed here"),
@@ -160,6 +162,22 @@ def test_parameters_are_those_of_diffusers(config, total, generation, embedding)
     unused += 2 * config.hidden_size  # two norms over hidden vectors
     unused += config.head_dim * (config.qk_norm_for_text)  # one over query heads
     assert count(model) + unused + embedding == total
+
+
+def test_products_and_cached_text_of_the_policy():
+    """The published shapes: N and K of each product, and 147 kB of keys and values a token."""
+    config = Cosmos3Config.nano()
+    model = Cosmos3Transformer(config, params_dtype=torch.bfloat16, device="meta")
+    layer = model.generation.layers[0]
+    products = (layer.qkv_proj, layer.to_out, layer.mlp.up, layer.mlp.down_proj)
+    assert [(one.out_features, one.in_features) for one in products] == [
+        (6144, 4096),
+        (4096, 4096),
+        (24576, 4096),
+        (4096, 12288),
+    ]
+    keys = torch.empty(36, 82, layer.qkv_proj.kv_heads, 128, dtype=torch.bfloat16, device="meta")
+    assert Conditions(keys, keys).bytes == 82 * 147_456
 
 
 def test_a_rank_has_its_part_of_the_parameters():

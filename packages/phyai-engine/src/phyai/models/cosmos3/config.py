@@ -165,8 +165,6 @@ class Cosmos3Config:
             elif key == "max_action_dim":
                 chosen["action_dim"] = value
             elif key not in ("rope_scaling", "rope_axes_dim") and key not in _DESCRIPTIVE:
-                if key.startswith("_"):
-                    continue
                 raise CheckpointError(
                     f"config.json: unknown key {key!r} with value {value!r}; this version may not "
                     "compute the model that it describes"
@@ -257,6 +255,11 @@ def _sections(raw: Mapping[str, Any], cls: type[Cosmos3Config]) -> tuple[int, in
         raise CheckpointError(
             "config.json: rope_scaling.mrope_interleaved is not true; only interleaved sections "
             "are computed"
+        )
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in (None, "default", "mrope"):
+        raise CheckpointError(
+            f"config.json: rope_scaling.rope_type is {kind!r}; only default and mrope are computed"
         )
     sections = raw.get("rope_axes_dim") or scaling.get("mrope_section") or cls.mrope_section
     if (
