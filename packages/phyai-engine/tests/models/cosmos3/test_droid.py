@@ -309,7 +309,7 @@ class TestContract:
     @pytest.mark.parametrize(
         ("policy", "message"),
         [
-            ({"action_chunk_size": 30}, "chunk is 30; allowed: positive multiples of 4"),
+            ({"action_chunk_size": 30}, "chunk is 30; allowed: multiples of 4, at least 4"),
             ({"action_chunk_size": 0}, "chunk is 0"),
             ({"action_chunk_size": "32"}, "policy.action_chunk_size is '32'"),
             ({"conditioning_fps": 0}, "fps is 0.0"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from phyai.models.cosmos3.noise import (
+    NoiseSource,
     check_noise,
     draw_noise,
     native_noise,
@@ -82,6 +83,22 @@ def test_runs_of_indices():
 def test_bad_settings_are_named(kind, seed, message):
     with pytest.raises(ProcessingError, match=message):
         draw_noise(kind, seed, 4, LAYOUT, WIDTHS)
+
+
+def test_source_keeps_the_last_draws():
+    source = NoiseSource(4, WIDTHS, torch.device("cpu"))
+    ahead = source.prepare("native", 1, LAYOUT)
+    assert torch.equal(
+        source.get("native", 1, LAYOUT).sound, native_noise(1, 4, LAYOUT, WIDTHS).sound
+    )
+    assert source.prepare("native", 1, LAYOUT) is ahead
+    assert source.prepare("torch", 1, LAYOUT) is not ahead
+    assert source.prepare("native", 1, LAYOUT) is ahead
+    source.prepare("native", 2, LAYOUT)
+    source.prepare("native", 3, LAYOUT)
+    assert source.prepare("native", 1, LAYOUT) is not ahead
+    half = source.checked(ahead.map(torch.Tensor.double), LAYOUT)
+    assert half.action.dtype == torch.float32
 
 
 def test_given_noise_must_fit():

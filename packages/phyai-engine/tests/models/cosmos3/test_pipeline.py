@@ -242,10 +242,18 @@ class TestSeeds:
         assert drawn == [int(stream.integers(0, 2**31)) for _ in range(3)]
         assert build(parts, seed=7).run(observation()).seed != seeds[0]
 
+    def test_noise_drawn_ahead_is_what_the_next_request_would_draw(self, parts):
+        plain, ahead = build(parts), build(parts)
+        ahead._works_ahead = True
+        for _ in range(3):
+            one, two = (pipeline.run(observation()) for pipeline in (plain, ahead))
+            assert one.seed == two.seed
+            assert np.array_equal(one.actions, two.actions)
+
     def test_given_noise_is_the_starting_point(self, parts):
         pipeline = build(parts)
         request = observation(seed=3)
-        noise = native_noise(3, 4, pipeline.plan(request).layout, pipeline._widths)
+        noise = native_noise(3, 4, pipeline.plan(request).layout, (32, 8))
         assert np.array_equal(
             pipeline.run(request, noise=noise).actions, pipeline.run(request).actions
         )
@@ -279,6 +287,18 @@ class TestFaults:
     def test_prompt_must_be_text(self, parts):
         with pytest.raises(ProcessingError, match="prompt is None; it must be a string"):
             build(parts).run(observation(prompt=None))
+        with pytest.raises(ProcessingError, match="negative_prompt is 5; it must be a string"):
+            build(parts).run(TextToImageRequest(prompt="", negative_prompt=5))
+
+    def test_long_prompts(self, parts):
+        pipeline = build(parts, longest_prompt=300)
+        with pytest.raises(ProcessingError, match=r"prompt has \d+ tokens .* allowed: 300"):
+            pipeline.run(observation(prompt="pick " * 200))
+        request = TextToImageRequest(
+            prompt="A cat", negative_prompt="dog " * 200, height=32, width=32, sampling=FAST
+        )
+        with pytest.raises(ProcessingError, match="negative_prompt has"):
+            pipeline.run(request)
 
     def test_noise_must_fit(self, parts):
         pipeline = build(parts)

@@ -135,8 +135,11 @@ class TestEmbodiments:
             ({"domain": "libero"}, "depends on the data set; set raw_dim"),
             ({"raw_dim": 65}, "raw_dim is 65; allowed: 1 to 64"),
             ({"raw_dim": 0}, "raw_dim is 0"),
-            ({"chunk": 6}, "chunk is 6; allowed: positive multiples of 4"),
+            ({"chunk": 6}, "chunk is 6; allowed: multiples of 4, at least 4"),
             ({"chunk": 0}, "chunk is 0"),
+            ({"chunk": 4.5}, "chunk is 4.5"),
+            ({"raw_dim": 2.5}, "raw_dim is 2.5"),
+            ({"fps": "5"}, "fps is '5'"),
             ({"fps": 0.0}, "fps is 0.0"),
             ({"fps": float("nan")}, "fps is nan"),
             ({"tier": "512"}, "tier is '512'"),
@@ -238,13 +241,18 @@ class TestGeneration:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"frames": 6}, "frames is 6; allowed: 1 \\+ a multiple of 4"),
+            ({"frames": 6}, r"frames is 6; allowed: 1 \+ multiples of 4, at least 1"),
             ({"frames": 0}, "frames is 0"),
             ({"frames": 1}, "at least 5 here"),
-            ({"height": 24}, "height is 24; allowed: positive multiples of 16"),
+            ({"height": 24}, "height is 24; allowed: multiples of 16, at least 16"),
             ({"width": 0}, "width is 0"),
             ({"fps": 0.0}, "fps is 0.0"),
             ({"fps": float("inf")}, "fps is inf"),
+            ({"fps": "24"}, "fps is '24'"),
+            ({"frames": 9.0}, "frames is 9.0"),
+            ({"frames": None}, "frames is None"),
+            ({"height": "64"}, "height is '64'"),
+            ({"width": True}, "width is True"),
         ],
     )
     def test_bad_clips_are_named(self, changes, message):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phyai.models.cosmos3.denoise import denoise, guide
 from phyai.models.cosmos3.sampler import Sampling, karras_schedule, native_schedule
@@ -225,6 +226,16 @@ def test_half_precision_velocities_are_integrated_in_fp32(layout, noise):
     exact = denoise(Field(layout), noise, BRANCHES, layout, Sampling(4, 3.0, 5.0))
     assert result.video.dtype == torch.float32
     torch.testing.assert_close(result.video, exact.video, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("schedule", ["native", "karras"])
+def test_nothing_is_read_back(layout, noise, schedule):
+    """Tensors without contents pass through: no value decides anything on the host."""
+    with FakeTensorMode() as mode:
+        state = noise.map(mode.from_tensor)
+        sampling = Sampling(3, 3.0, 5.0, normalize_cfg=True, schedule=schedule)
+        result = denoise(Field(layout), state, BRANCHES, layout, sampling)
+    assert result.video.shape == noise.video.shape
 
 
 @pytest.mark.parametrize(

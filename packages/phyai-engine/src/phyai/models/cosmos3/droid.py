@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.models.cosmos3.canvas import as_uint8
+from phyai.models.cosmos3.checks import check_count, check_rate
 from phyai.models.cosmos3.domains import find_domain
 from phyai.models.cosmos3.normalizers import ActionNormalizer
 from phyai.models.cosmos3.poses import (
@@ -74,10 +75,8 @@ class PolicyContract:
 
     def __post_init__(self) -> None:
         find_domain(self.domain)
-        if self.chunk < 4 or self.chunk % 4:
-            raise ProcessingError(f"chunk is {self.chunk}; allowed: positive multiples of 4")
-        if not self.fps > 0:
-            raise ProcessingError(f"fps is {self.fps}; allowed: positive numbers")
+        check_count("chunk", self.chunk, least=4, step=4)
+        check_rate("fps", self.fps)
 
     @classmethod
     def nano(cls) -> "PolicyContract":
@@ -161,8 +160,10 @@ class PolicyContract:
         return np.concatenate([positions, quaternions, rows[:, 9:]], axis=1).astype(np.float32)
 
 
-def compose_views(request: PolicyRequest, rounding: Rounding) -> Tensor:
-    """Returns the picture the policy sees, uint8 [1, 3, 540, 640].
+def compose_views(
+    request: PolicyRequest, rounding: Rounding, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Returns the picture the policy sees, uint8 [1, 3, 540, 640] on the device.
 
     The wrist view is on top, the exterior views share the row below. A composed picture is taken as
     it is. Pictures of other sizes are resized bilinearly, without antialiasing.
@@ -177,24 +178,31 @@ def compose_views(request: PolicyRequest, rounding: Rounding) -> Tensor:
             f"{'both' if views else 'neither'}"
         )
     if request.image is not None:
-        return _resized(request.image, COMPOSED_SIZE, rounding, "image")[None]
+        return _resized(request.image, COMPOSED_SIZE, rounding, "image", device)[None]
     if request.wrist is None or request.exteriors is None or len(request.exteriors) != 2:
         wrists = int(request.wrist is not None)
         exteriors = 0 if request.exteriors is None else len(request.exteriors)
         raise ProcessingError(
             f"the policy reads one 'wrist' and two 'exteriors', got {wrists} and {exteriors}"
         )
-    wrist = _resized(request.wrist, WRIST_SIZE, rounding, "wrist")
+    wrist = _resized(request.wrist, WRIST_SIZE, rounding, "wrist", device)
     left, right = (
-        _resized(view, EXTERIOR_SIZE, rounding, f"exteriors[{index}]")
+        _resized(view, EXTERIOR_SIZE, rounding, f"exteriors[{index}]", device)
         for index, view in enumerate(request.exteriors)
     )
     return torch.cat([wrist, torch.cat([left, right], dim=2)], dim=1)[None]
 
 
-def _resized(picture: np.ndarray, size: tuple[int, int], rounding: Rounding, name: str) -> Tensor:
-    """Returns uint8 [3, height, width]."""
-    pixels = torch.from_numpy(np.array(as_uint8(picture, name))).permute(2, 0, 1)
+def _resized(
+    picture: np.ndarray,
+    size: tuple[int, int],
+    rounding: Rounding,
+    name: str,
+    device: torch.device | str,
+) -> Tensor:
+    """Returns uint8 [3, height, width] on the device."""
+    owned = torch.from_numpy(np.array(as_uint8(picture, name)))
+    pixels = owned.to(device).permute(2, 0, 1)
     if pixels.shape[1:] == size:
         return pixels
     floats = functional.interpolate(

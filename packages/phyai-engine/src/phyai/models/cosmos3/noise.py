@@ -1,5 +1,6 @@
 """Starting points of the sampler: drawn noise with the clean frames and rows written over it."""
 
+from collections import OrderedDict
 from functools import lru_cache
 from typing import Literal
 
@@ -61,13 +62,65 @@ def draw_noise(
     Raises:
         ProcessingError: for an unknown kind or a seed out of range.
     """
-    if kind not in NOISE_KINDS:
-        raise ProcessingError(f"noise is {kind!r}; allowed: {', '.join(NOISE_KINDS)}")
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if not (whole and 0 <= seed < 2**32):
-        raise ProcessingError(f"seed is {seed!r}; allowed: integers from 0 to {2**32 - 1}")
+    _check_source(kind, seed)
     draw = native_noise if kind == "native" else torch_noise
     return draw(seed, channels, layout, widths)
+
+
+class NoiseSource:
+    """Draws noise and keeps the last of it, for a seed that comes again or is known beforehand.
+
+    Args:
+        channels: of the video latents.
+        widths: columns of an action row, channels of a sound frame.
+        device: where noise is needed; drawn noise waits in pinned memory for a GPU.
+        kept: draws to keep.
+    """
+
+    def __init__(
+        self, channels: int, widths: tuple[int, int], device: torch.device, *, kept: int = 2
+    ) -> None:
+        self._channels = channels
+        self._widths = widths
+        self._device = device
+        self._most = kept
+        self._kept: OrderedDict[tuple[NoiseKind, int, Layout], Modalities] = OrderedDict()
+
+    def get(self, kind: NoiseKind, seed: int, layout: Layout) -> Modalities:
+        """Returns noise on the device.
+
+        Raises:
+            ProcessingError: as `draw_noise`.
+        """
+        drawn = self.prepare(kind, seed, layout)
+        return drawn.map(lambda part: part.to(self._device, non_blocking=True))
+
+    def prepare(self, kind: NoiseKind, seed: int, layout: Layout) -> Modalities:
+        """Draws noise that will be asked for, and returns it on the host.
+
+        Raises:
+            ProcessingError: as `draw_noise`.
+        """
+        _check_source(kind, seed)
+        key = (kind, seed, layout)
+        if key not in self._kept:
+            drawn = draw_noise(kind, seed, self._channels, layout, self._widths)
+            if self._device.type == "cuda":
+                drawn = drawn.map(torch.Tensor.pin_memory)
+            self._kept[key] = drawn
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def checked(self, noise: Modalities, layout: Layout) -> Modalities:
+        """Returns noise of a caller on the device, in fp32.
+
+        Raises:
+            ProcessingError: for a modality that is missing, superfluous or of another shape.
+        """
+        check_noise(noise, self._channels, layout, self._widths)
+        return noise.map(lambda part: part.to(self._device, torch.float32))
 
 
 def check_noise(noise: Modalities, channels: int, layout: Layout, widths: tuple[int, int]) -> None:
@@ -117,6 +170,14 @@ def runs(indices: tuple[int, ...]) -> tuple[slice, ...]:
         else:
             found.append(slice(index, index + 1))
     return tuple(found)
+
+
+def _check_source(kind: NoiseKind, seed: int) -> None:
+    if kind not in NOISE_KINDS:
+        raise ProcessingError(f"noise is {kind!r}; allowed: {', '.join(NOISE_KINDS)}")
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not (whole and 0 <= seed < 2**32):
+        raise ProcessingError(f"seed is {seed!r}; allowed: integers from 0 to {2**32 - 1}")
 
 
 def _shapes(channels: int, layout: Layout, widths: tuple[int, int]) -> list[Shape]:

@@ -11,7 +11,7 @@ from phyai.models.cosmos3.canvas import to_uint8
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import VelocityModel, denoise
 from phyai.models.cosmos3.droid import PolicyContract
-from phyai.models.cosmos3.noise import check_noise, draw_noise, start
+from phyai.models.cosmos3.noise import NoiseSource, start
 from phyai.models.cosmos3.plan_actions import plan_embodiment, plan_policy
 from phyai.models.cosmos3.plan_generation import plan_image, plan_video
 from phyai.models.cosmos3.plans import Plan, Setup
@@ -86,6 +86,7 @@ class Cosmos3Pipeline:
         style: whose habits texts follow; those of the model owner by default.
         system_prompt: put a system message before prompts, as diffusers does for Nano.
         prompt_tokens: most text tokens whose keys and values are kept for later requests.
+        longest_prompt: most tokens of one text, its template included.
         seed: of the stream of seeds for policy requests without one.
         run_denoise: what integrates the flow.
         encode_frame: what encodes one picture [3, H, W]; ``vae.encode_frame`` if None.
@@ -103,6 +104,7 @@ class Cosmos3Pipeline:
         style: PromptStyle = PromptStyle.NATIVE,
         system_prompt: bool = False,
         prompt_tokens: int = 2048,
+        longest_prompt: int = 8192,
         seed: int = 0,
         run_denoise: Denoise = denoise,
         encode_frame: Callable[[Tensor], Tensor] | None = None,
@@ -128,9 +130,13 @@ class Cosmos3Pipeline:
             style=style,
             system_prompt=system_prompt,
         )
-        self._channels = config.latent_channel
-        self._widths = (config.action_dim, config.sound_dim)
+        widths = (config.action_dim, config.sound_dim)
+        self._longest = longest_prompt
+        self._noise = NoiseSource(config.latent_channel, widths, device)
+        # Where the host only queues work, it draws the next request's noise meanwhile.
+        self._works_ahead = device.type == "cuda"
         self._seeds = np.random.default_rng(seed)
+        self._next_seed = self._draw_seed()
         self._denoise = run_denoise
         self._encode_frame = vae.encode_frame if encode_frame is None else encode_frame
 
@@ -155,14 +161,15 @@ class Cosmos3Pipeline:
         seed = self._seed(request)
         # Noise is drawn on the host while the device encodes and reads.
         if noise is None:
-            noise = draw_noise(request.noise, seed, self._channels, plan.layout, self._widths)
+            noise = self._noise.get(request.noise, seed, plan.layout)
         else:
-            check_noise(noise, self._channels, plan.layout, self._widths)
-        noise = noise.map(lambda part: part.to(self.device, torch.float32))
+            noise = self._noise.checked(noise, plan.layout)
         state = start(noise, plan.layout, frames=frames, rows=plan.rows)
         watch.mark("noise")
         state = self._denoise(self.transformer, state, conditions, plan.layout, plan.sampling)
         watch.mark("denoise")
+        if isinstance(request, PolicyRequest) and request.seed is None and self._works_ahead:
+            self._noise.prepare(request.noise, self._next_seed, plan.layout)
         pixels = self._decode(state.video) if plan.video else None
         sound = self._decode_sound(state.sound)
         watch.mark("decode")
@@ -191,8 +198,10 @@ class Cosmos3Pipeline:
         if planner is None:
             allowed = ", ".join(kind.__name__ for kind in _PLANNERS)
             raise ProcessingError(f"request is {type(request).__name__}; allowed: {allowed}")
-        if not isinstance(request.prompt, str):
-            raise ProcessingError(f"prompt is {request.prompt!r}; it must be a string")
+        for name in ("prompt", "negative_prompt"):
+            text = getattr(request, name, "")
+            if not isinstance(text, str):
+                raise ProcessingError(f"{name} is {text!r}; it must be a string")
         plan = planner(request, self.setup)
         if plan.video and self.vae.decoder is None:
             raise ProcessingError(
@@ -205,12 +214,24 @@ class Cosmos3Pipeline:
         """Returns keys and values of the conditional text, and of the other if it is needed.
 
         The empty unconditional text is computed once in the life of the pipeline.
+
+        Raises:
+            ProcessingError: for a text that is too long.
         """
-        found = [self.prompts.get(self.tokenizer.encode(plan.prompt, system=plan.system))]
+        found = [self.prompts.get(self._ids("prompt", plan.prompt, plan.system))]
         if plan.sampling.branches == 2:
-            ids = self.tokenizer.encode(plan.negative, system=plan.system)
+            ids = self._ids("negative_prompt", plan.negative, plan.system)
             found.append(self.prompts.get(ids) if plan.negative else self.prompts.pin(ids))
         return found
+
+    def _ids(self, name: str, text: str, system: str | None) -> tuple[int, ...]:
+        ids = self.tokenizer.encode(text, system=system)
+        if len(ids) > self._longest:
+            raise ProcessingError(
+                f"{name} has {len(ids)} tokens with its template; allowed: {self._longest}. "
+                "Shorten it, or raise longest_prompt of the pipeline"
+            )
+        return ids
 
     def _encode(self, plan: Plan) -> Tensor:
         """Returns the latents [C, clean frames, h, w] of a plan's pixels, without padding."""
@@ -239,6 +260,10 @@ class Cosmos3Pipeline:
     def _seed(self, request: Request) -> int:
         if request.seed is not None:
             return request.seed
-        if isinstance(request, PolicyRequest):
-            return int(self._seeds.integers(0, 2**31))
-        return GENERATION_SEED
+        if not isinstance(request, PolicyRequest):
+            return GENERATION_SEED
+        seed, self._next_seed = self._next_seed, self._draw_seed()
+        return seed
+
+    def _draw_seed(self) -> int:
+        return int(self._seeds.integers(0, 2**31))

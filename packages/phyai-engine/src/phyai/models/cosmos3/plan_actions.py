@@ -1,12 +1,12 @@
 """Plans of the modes with actions: the DROID policy, and any embodiment's three modes."""
 
-import math
 from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from phyai.models.cosmos3.canvas import content_cells, fit_canvas, to_frames
+from phyai.models.cosmos3.checks import check_count, check_rate
 from phyai.models.cosmos3.domains import Viewpoint, find_domain
 from phyai.models.cosmos3.droid import compose_views
 from phyai.models.cosmos3.normalizers import ActionNormalizer
@@ -44,7 +44,7 @@ def plan_policy(request: PolicyRequest, setup: Setup) -> Plan:
     contract.check(request)
     clean = contract.clean_rows(request)
     domain = _domain_id(contract.domain, setup)
-    frames = compose_views(request, contract.rounding).to(setup.device)
+    frames = compose_views(request, contract.rounding, setup.device)
     pixels, content = fit_canvas(frames, contract.tier)
     clip = ClipFormat(contract.chunk + 1, contract.fps, *_size(pixels))
     cells = content_cells(content)
@@ -80,9 +80,7 @@ def plan_embodiment(request: EmbodimentRequest, setup: Setup) -> Plan:
         ProcessingError: for an unknown domain, a wrong width or length, or bad pictures.
     """
     domain = find_domain(request.domain)
-    fps = domain.fps if request.fps is None else request.fps
-    if not (math.isfinite(fps) and fps > 0):
-        raise ProcessingError(f"fps is {fps}; allowed: positive numbers")
+    fps = check_rate("fps", domain.fps if request.fps is None else request.fps)
     raw_dim = _raw_dim(_width(request, domain.raw_dim), setup)
     _check_normalizer(request.normalizer, raw_dim)
     pixels, cells, chunk = _pixels(request, domain.chunk, request.tier or domain.tier, setup)
@@ -150,8 +148,7 @@ def _pixels(
             if not np.ndim(request.actions):
                 raise ProcessingError("'actions' is one number; it must be rows of numbers")
             chunk = len(request.actions)
-    if chunk < TEMPORAL or chunk % TEMPORAL:
-        raise ProcessingError(f"chunk is {chunk}; allowed: positive multiples of {TEMPORAL}")
+    check_count("chunk", chunk, least=TEMPORAL, step=TEMPORAL)
     pixels, content = fit_canvas(frames.to(setup.device), tier)
     return pixels, content_cells(content), chunk
 
@@ -167,7 +164,7 @@ def _width(request: EmbodimentRequest, listed: int | None) -> int:
 
 
 def _raw_dim(raw_dim: int, setup: Setup) -> int:
-    if not 1 <= raw_dim <= setup.action_dim:
+    if check_count("raw_dim", raw_dim) > setup.action_dim:
         raise ProcessingError(
             f"raw_dim is {raw_dim}; allowed: 1 to {setup.action_dim}, the width of the model's rows"
             + ("" if setup.action_dim else "; this checkpoint has no action heads")

@@ -1,10 +1,9 @@
 """Plans of the modes without actions: pictures and clips from text, pictures and clips."""
 
-import math
-
 from torch import Tensor
 
 from phyai.models.cosmos3.canvas import SPATIAL, cover_canvas, to_frames
+from phyai.models.cosmos3.checks import check_count, check_rate
 from phyai.models.cosmos3.plans import TEMPORAL, Plan, Setup, latent_frames
 from phyai.models.cosmos3.prompts import (
     ClipFormat,
@@ -56,8 +55,7 @@ def plan_video(request: TextToVideoRequest, setup: Setup) -> Plan:
             sound from a checkpoint without it.
     """
     clip = ClipFormat(request.frames, request.fps, request.height, request.width)
-    if not (math.isfinite(request.fps) and request.fps > 0):
-        raise ProcessingError(f"fps is {request.fps}; allowed: positive numbers")
+    check_rate("fps", request.fps)
     frames = latent_frames(request.frames)
     cells = _cells(clip)
     pixels = _given_pixels(request, setup)
@@ -99,11 +97,7 @@ def _sound_frames(request: TextToVideoRequest, setup: Setup) -> int:
 
 def _cells(clip: ClipFormat) -> tuple[int, int]:
     for name in ("height", "width"):
-        size = getattr(clip, name)
-        if size < SPATIAL or size % SPATIAL:
-            raise ProcessingError(
-                f"{name} is {size}; allowed: positive multiples of {SPATIAL} pixels"
-            )
+        check_count(name, getattr(clip, name), least=SPATIAL, step=SPATIAL)
     return clip.height // SPATIAL, clip.width // SPATIAL
 
 

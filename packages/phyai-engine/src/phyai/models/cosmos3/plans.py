@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phyai.models.cosmos3.checks import check_count
 from phyai.models.cosmos3.droid import PolicyContract
 from phyai.models.cosmos3.prompts import SYSTEM_IMAGE, SYSTEM_VIDEO, ClipFormat, PromptStyle
 from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import Layout
-from phyai.processing.errors import ProcessingError
 
 TEMPORAL = 4
 """Pixel frames per latent frame, after the first."""
@@ -84,9 +84,7 @@ def latent_frames(frames: int) -> int:
     Raises:
         ProcessingError: for another number of frames.
     """
-    if frames < 1 or (frames - 1) % TEMPORAL:
-        raise ProcessingError(f"frames is {frames}; allowed: 1 + a multiple of {TEMPORAL}")
-    return 1 + (frames - 1) // TEMPORAL
+    return 1 + (check_count("frames", frames, step=TEMPORAL, more=1) - 1) // TEMPORAL
 
 
 def padded_rows(rows: np.ndarray, width: int) -> Tensor | None:
