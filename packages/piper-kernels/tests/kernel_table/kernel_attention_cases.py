@@ -59,7 +59,8 @@ def preparation_cases():
     yield from _summaries()
     types = {"codes": "*i16", "multiplier": "*fp32", "permuted": "*i16", "log_max": "*fp32"}
     module = "attention._preparation._repack_kernels"
-    yield KernelCase(module, "repack_kernel", "D128", {"D": 128}, types | {"value_sum": "*i32"})
+    types |= {"value_sum": "*i32"}
+    yield KernelCase(module, "repack_kernel", "D128", {"D": 128, "PER_TILE": False}, types)
     yield from _routes()
 
 

@@ -83,6 +83,20 @@ def test_prepared_operands_give_the_attention(is_causal):
     assert sqnr(from_both, exact_attention(query, key, value, is_causal=is_causal)) > 34
 
 
+def test_values_that_share_a_scale_within_64_keys():
+    """One multiplier for 64 keys is the same as 64 equal ones, and refused under a mask."""
+    given = quantized_arguments()
+    for name in ("multiplier", "log_scale"):
+        given[name] = given[name].unflatten(2, (-1, 64)).amax(3)
+    output = ops.piper_attention_from_quantized(**given)
+    repeated = {name: given[name].repeat_interleave(64, 2) for name in ("multiplier", "log_scale")}
+    assert torch.equal(output, ops.piper_attention_from_quantized(**given | repeated))
+    with pytest.raises(ValueError, match="a multiplier for each of 192 keys, got one for 64"):
+        ops.piper_attention_from_quantized(
+            **quantized_arguments(130) | {"multiplier": given["multiplier"], "is_causal": True}
+        )
+
+
 def quantized_arguments(rows=70, **changes):
     query, key, value = random_operands(1, 4, 2, rows, 130, 64)
     stored = prepared.prepare(query, key, value, scale=0.125, padded=True)
@@ -119,6 +133,7 @@ def quantized_arguments(rows=70, **changes):
         ("prepared value must be contiguous", {"value": lambda x: x.mT.contiguous().mT}),
         ("prepared multiplier", {"multiplier": lambda x: x[..., :130]}),
         ("prepared log_scale", {"log_scale": lambda x: x.to("meta")}),
+        ("prepared log_scale", {"log_scale": lambda x: x[..., ::64].contiguous()}),
         ("prepared value_mean", {"value_mean": lambda x: x[..., :1]}),
         ("does not accept empty", {"key_length": 0}),
         ("equal query and key lengths", {"is_causal": True}),

@@ -150,6 +150,11 @@ def check_parts() -> None:
     assert torch.equal(repacked[0], part.value_codes)
     assert_floats(repacked[1], part.value_log_max.cpu(), "repacked logarithms", atol=1e-6)
     assert torch.equal(repacked[2], part.value_sum)
+    per_tile = whole.key_value.value_multiplier[..., ::64].contiguous()
+    codes, logarithms, sums = dense.repack_value(whole.key_value.value_codes, per_tile)
+    assert_floats(logarithms, (per_tile.cpu() / 255).log2(), "logarithms of tiles", atol=1e-6)
+    assert torch.equal(codes, part.value_codes)
+    assert torch.equal(sums, part.value_sum)
 
 
 def check_sage() -> None:

@@ -85,7 +85,7 @@ def test_small_kernels(target):
     build(finish_kernel, target, flags | {"CHUNKS": 16})
     build(select_kernel, target, {"COLUMNS": 64}, {"num_warps": 1})
     build(table_kernel, target, {}, first="i32")
-    build(repack_kernel, target, {"D": 64})
+    build(repack_kernel, target, {"D": 64, "PER_TILE": False})
     constants = {"D": 64, "IS_QUERY": False, "SUMMARY": 1, "MASKED": True, "ROWS": 8}
     build(summary_kernel, target, constants, {"num_warps": 1})
 

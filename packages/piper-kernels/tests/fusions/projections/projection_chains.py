@@ -42,11 +42,14 @@ class Layer:
         rows = (*self.inputs, p.qdata, p.scale, t.weight, t.cos, t.sin, t.eps)
         return rows, {"bias": p.bias, "head_dim": p.head_dim}
 
-    def values(self, name):
+    def values(self, name, is_causal=False):
         p = self.value.projection
-        mean = P.convrot_int8_dequantized_input_mean(*self.inputs, self.lengths)
+        mean = None
+        if not is_causal:
+            mean = P.convrot_int8_dequantized_input_mean(*self.inputs, self.lengths)
+        lengths = [self.lengths] if "sparse" in name else []
         return getattr(P, f"convrot_int8_{name}")(
-            *self.inputs, mean, p.qdata, p.scale, self.lengths, bias=p.bias, head_dim=p.head_dim
+            *self.inputs, mean, p.qdata, p.scale, *lengths, bias=p.bias, head_dim=p.head_dim
         )
 
     def sparse_rows(self, mode):
@@ -76,11 +79,7 @@ class Layer:
         query = P.convrot_int8_piper_project_query(*rows, self.scale, **named)
         rows, named = self.operands_of(self.key)
         key = P.convrot_int8_piper_project_key(*rows, **named)
-        p = self.value.projection
-        mean = None if is_causal else P.convrot_int8_dequantized_input_mean(*self.inputs)
-        value = P.convrot_int8_piper_project_value(
-            *self.inputs, mean, p.qdata, p.scale, bias=p.bias, head_dim=p.head_dim
-        )
+        value = self.values("piper_project_value", is_causal)
         return P.piper_attention_from_quantized(
             *query, *key, *value, self.rows, self.rows, is_causal, dtype
         )

@@ -6,6 +6,7 @@ from projection_chains import Layer, P, relative_error
 from projection_oracle import exists
 
 from piper_kernels.attention.coarse import reference as coarse_reference
+from piper_kernels.attention.piper_attention._backend import PortableBackend
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
 
 MINMAX, MEAN = 0, 1
@@ -67,6 +68,14 @@ def test_dense_attention(heads, kv_heads, rows, is_causal):
     output = layer.dense(is_causal)
     assert output.shape == (1, heads, rows, 64)
     assert relative_error(output, layer.exact(is_causal)) < BOUND
+
+
+def test_values_that_share_a_scale_where_the_backend_is_meant_for_it(monkeypatch):
+    layer = Layer(193, head_dim=64, rotary=64)
+    monkeypatch.setattr(PortableBackend, "values_per_tile", True)
+    assert relative_error(layer.dense(), layer.exact()) < BOUND
+    assert layer.values("piper_project_value")[1].shape == (1, 2, 4)
+    assert relative_error(layer.dense(is_causal=True), layer.exact(is_causal=True)) < BOUND
 
 
 def test_values_that_do_not_vary_are_exact():

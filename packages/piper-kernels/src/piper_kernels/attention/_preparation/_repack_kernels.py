@@ -13,17 +13,28 @@ _PAIRS = tl.constexpr(64)
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def repack_kernel(codes, multiplier, permuted, log_max, value_sum, tiles, D: tl.constexpr):
+def repack_kernel(
+    codes,
+    multiplier,
+    permuted,
+    log_max,
+    value_sum,
+    tiles,
+    D: tl.constexpr,
+    PER_TILE: tl.constexpr,
+):
     """Permute 128 keys of one head, sum their codes and take logarithms of their scales.
 
     Args:
         codes: Pairs of INT8 codes as int16 ``[heads, D, 32 * tiles]``.
-        multiplier: FP32 ``[heads, 64 * tiles]``, 255 times the scale of a key.
+        multiplier: FP32 ``[heads, 64 * tiles]``, 255 times the scale of a key; or
+            ``[heads, tiles]``.
         permuted: int16 ``[heads, D, 32 * tiles]``.
         log_max: FP32 ``[heads, tiles]``, the base-2 logarithm of the largest scale.
         value_sum: int32 ``[heads, sums, D]``, ``biased_sums`` of 128 keys.
         tiles: Tiles of 64 keys.
         D: Features.
+        PER_TILE: Whether 64 keys share a scale.
     """
     group, lead = tl.program_id(0), tl.program_id(1).to(tl.int64)
     feature, slot = tl.arange(0, D), tl.arange(0, _PAIRS)
@@ -41,6 +52,9 @@ def repack_kernel(codes, multiplier, permuted, log_max, value_sum, tiles, D: tl.
     for part in tl.static_range(2):
         tile = 2 * group + part
         if tile < tiles:
-            key = tl.arange(0, 64)
-            largest = tl.max(tl.load(multiplier + (lead * tiles + tile) * 64 + key), axis=0)
+            if PER_TILE:
+                largest = tl.load(multiplier + lead * tiles + tile)
+            else:
+                key = tl.arange(0, 64)
+                largest = tl.max(tl.load(multiplier + (lead * tiles + tile) * 64 + key), axis=0)
             tl.store(log_max + lead * tiles + tile, tl.log2(largest / 255.0))

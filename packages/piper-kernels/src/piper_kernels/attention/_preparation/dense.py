@@ -200,7 +200,7 @@ def repack_value(codes: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Ten
 
     Args:
         codes: int8 ``[B, Hkv, D, R]``, contiguous, ``R`` a multiple of 64.
-        multiplier: FP32 ``[B, Hkv, R]``, contiguous.
+        multiplier: FP32 ``[B, Hkv, R]``, contiguous, or ``[B, Hkv, R / 64]``.
 
     Returns:
         ``value_codes``, ``value_log_max`` and ``value_sum`` of :class:`PiperKeyValue`.
@@ -220,6 +220,7 @@ def repack_value(codes: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Ten
             value_sum,
             tiles,
             D=head_dim,
+            PER_TILE=multiplier.shape[-1] == tiles,
         )
     return permuted, log_max, value_sum
 

@@ -14,7 +14,14 @@ from piper_kernels.attention.piper_attention.prepared import PreparedAttention, 
 
 
 class PiperAttentionBackend(AttentionBackend, Protocol):
-    """What executes dense Piper attention, from floating or prepared operands."""
+    """What executes dense Piper attention, from floating or prepared operands.
+
+    Attributes:
+        values_per_tile: Whether prepared values of attention without a mask are meant to have
+            one scale for 64 keys.
+    """
+
+    values_per_tile: bool
 
     def prepare_key_value(self, key: Tensor, value: Tensor, is_causal: bool) -> PreparedKeyValue:
         """Return padded keys and values with one key scale per 64 rows."""
@@ -36,6 +43,7 @@ class PortableBackend:
     """Executes the reference; supports everything."""
 
     name = "portable"
+    values_per_tile = False
 
     def support(self, _request: AttentionRequest, /) -> tuple[bool, str]:
         """Return that every call is supported."""

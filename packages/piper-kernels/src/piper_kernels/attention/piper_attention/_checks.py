@@ -80,9 +80,17 @@ def check_prepared_key_value(
     _check("key", kv.key_codes, (*lead, rows, head_dim), torch.int8, device)
     _check("key_scale", kv.key_scale, (*lead, rows // TILE_ROWS), torch.float32, device)
     _check("value", kv.value_codes, (*lead, head_dim, rows), torch.int8, device)
-    _check("multiplier", kv.value_multiplier, (*lead, rows), torch.float32, device)
+    tiles = rows // TILE_ROWS
+    per_tile = kv.value_multiplier.ndim == 3 and kv.value_multiplier.shape[2] == tiles
+    if per_tile and is_causal:
+        raise ValueError(
+            f"{_OPERATOR} with is_causal needs a multiplier for each of {rows} keys, got one for "
+            f"64 keys, {tuple(kv.value_multiplier.shape)}"
+        )
+    scales = tiles if per_tile else rows
+    _check("multiplier", kv.value_multiplier, (*lead, scales), torch.float32, device)
     if kv.value_log_scale is not None:
-        _check("log_scale", kv.value_log_scale, (*lead, rows), torch.float32, device)
+        _check("log_scale", kv.value_log_scale, (*lead, scales), torch.float32, device)
     if kv.value_mean is not None:
         _check("value_mean", kv.value_mean, (*lead, head_dim), torch.float32, device)
 

@@ -17,6 +17,7 @@ class HopperBackend:
     """Multiplies probability codes by INT8 values, with one key scale per 64 keys."""
 
     name = "Hopper"
+    values_per_tile = True
 
     def support(self, request: AttentionRequest, /) -> tuple[bool, str]:
         """Return whether the target is Hopper and Triton can express its instructions."""
@@ -74,8 +75,9 @@ class HopperBackend:
 
         kv = operands.key_value
         codes, log_max, sums = repack_value(kv.value_codes, kv.value_multiplier)
+        multiplier = None if kv.values_per_tile else kv.value_multiplier
         key_value = PiperKeyValue(
-            kv.key_codes, kv.key_scale, codes, kv.value_multiplier, log_max, sums, kv.value_mean
+            kv.key_codes, kv.key_scale, codes, multiplier, log_max, sums, kv.value_mean
         )
         return _attend(
             operands.query_codes,

@@ -14,6 +14,7 @@ class MixedSignBackend:
     """Multiplies unsigned probability codes by signed value codes with one instruction."""
 
     name = "mixed-sign Triton"
+    values_per_tile = False
 
     def support(self, request: AttentionRequest, /) -> tuple[bool, str]:
         """Return whether the target has such an instruction that Triton can be made to use."""
@@ -73,11 +74,12 @@ class MixedSignBackend:
     ) -> Tensor:
         """Return the attention of prepared operands; their logarithms are computed again."""
         kv = operands.key_value
+        multiplier = kv.per_key(kv.value_multiplier)
         plan = _plan(operands.query_codes, is_causal)
         return _attend(
             operands.query_codes,
             operands.query_scale,
-            (kv.key_codes, kv.key_scale, kv.value_codes, kv.value_multiplier, kv.value_mean),
+            (kv.key_codes, kv.key_scale, kv.value_codes, multiplier, kv.value_mean),
             (query_length, key_length),
             is_causal,
             output_dtype,

@@ -92,8 +92,9 @@ def piper_attention_from_quantized(
         key: int8 ``[B, Hkv, K, D]`` with ``K = ceil(Sk / 64) * 64``.
         key_scale: FP32 ``[B, Hkv, K / 64]``.
         value: int8 ``[B, Hkv, D, K]``, transposed.
-        multiplier: FP32 ``[B, Hkv, K]``, 255 times the value scale.
-        log_scale: FP32 ``[B, Hkv, K]``, the base-2 logarithm of the value scale.
+        multiplier: FP32 ``[B, Hkv, K]``, 255 times the value scale; unless causal also
+            ``[B, Hkv, K / 64]``, where 64 keys share one.
+        log_scale: FP32 like ``multiplier``, the base-2 logarithm of the value scale.
         value_mean: FP32 ``[B, Hkv, D]``; not read when causal, because values are not centered.
         query_length: ``Sq``.
         key_length: ``Sk``.

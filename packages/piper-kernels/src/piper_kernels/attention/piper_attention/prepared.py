@@ -43,8 +43,10 @@ class PreparedKeyValue:
             zero codes.
         key_scale: FP32; ``[B, Hkv, ceil(Sk' / 64)]`` per warp, ``[B, Hkv, Sk']`` per thread.
         value_codes: int8 ``[B, Hkv, D, Sk']``, transposed; centered unless causal.
-        value_multiplier: FP32 ``[B, Hkv, Sk']``, 255 times the value scale.
-        value_log_scale: ``[B, Hkv, Sk']``, the base-2 logarithm of the value scale; ``None``
+        value_multiplier: FP32 ``[B, Hkv, Sk']``, 255 times the value scale; or, where 64 keys
+            share one, ``[B, Hkv, Sk' / 64]``. Causal rows must not depend on later values, so
+            causal attention needs one for each key.
+        value_log_scale: Of the same shape, the base-2 logarithm of the value scale; ``None``
             where its bound is derived from the multiplier.
         value_mean: FP32 ``[B, Hkv, D]``; ``None`` when causal.
     """
@@ -55,6 +57,15 @@ class PreparedKeyValue:
     value_multiplier: Tensor
     value_log_scale: Tensor | None
     value_mean: Tensor | None
+
+    @property
+    def values_per_tile(self) -> bool:
+        """Whether 64 keys share a value scale."""
+        return self.value_multiplier.shape[2] != self.value_codes.shape[3]
+
+    def per_key(self, scales: Tensor) -> Tensor:
+        """Return value scales with one for every key."""
+        return scales.repeat_interleave(TILE_ROWS, -1) if self.values_per_tile else scales
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,7 @@ def attend(
     key_scale = _row_scale(kv.key_scale, groups.key, key_length)
     log_scale = kv.value_log_scale
     log_scale = log_scale_bound(kv.value_multiplier) if log_scale is None else log_scale.float()
+    multiplier, log_scale = kv.per_key(kv.value_multiplier), kv.per_key(log_scale)
     for window in query_windows(batch * heads, query_length, out.device):
         stored = slice(query_start + window.start, query_start + window.stop)
         positions = range(origin + window.start, origin + window.stop)
@@ -197,7 +209,7 @@ def attend(
                 scores,
                 kv.value_codes[:, :, :, tile].mT,
                 log_scale[:, :, None, tile],
-                (kv.value_multiplier[:, :, None, tile],),
+                (multiplier[:, :, None, tile],),
                 torch.exp2,
             )
         out[:, :, window] = unfold_groups(state.output(kv.value_mean), heads).to(out.dtype)

@@ -8,8 +8,11 @@ zero in all codes. Fakes check host metadata and compute shapes.
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.targets import accelerator_target
+from piper_kernels.attention._backends import AttentionRequest, select_backend
 from piper_kernels.attention._online_softmax import PROBABILITY_LEVELS
 from piper_kernels.attention._quantization import Granularity
+from piper_kernels.attention.piper_attention._backend import BACKENDS
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK, block_count
 from piper_kernels.fusions.convrot_int8_sage_qk import projections
 from piper_kernels.fusions.convrot_int8_sage_qk.operands import (
@@ -69,6 +72,18 @@ def _empty_rows(
         inputs.qdata.new_empty((batch, heads, blocks * BLOCK, width)),
         inputs.scale.new_empty((batch, heads, blocks * scales_per_block)),
     )
+
+
+def _values_per_tile(
+    input_qdata: Tensor, projection: HeadProjection, input_mean: Tensor | None
+) -> bool:
+    """Return whether 64 values share a scale on the device; never without a mean."""
+    device = input_qdata.device
+    if input_mean is None or (device.type == "cuda" and not torch.cuda.is_available()):
+        return False
+    target = accelerator_target(device)
+    request = AttentionRequest(target, projection.head_dim, is_causal=False)
+    return select_backend(BACKENDS, request).values_per_tile
 
 
 @torch.library.custom_op("piper_kernels::convrot_int8_piper_project_query", mutates_args=())
@@ -213,7 +228,10 @@ def project_value(
     *,
     head_dim: int = 128,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Project, center, quantize and transpose values with a scale per row.
+    """Project, center, quantize and transpose values.
+
+    Rows have a scale each, or 64 share one: what the attention of the device is meant for. Values
+    that are not centered always have a scale each.
 
     Args:
         input_qdata: int8 ``[B, S, F]``.
@@ -226,8 +244,9 @@ def project_value(
         head_dim: ``D``, 64 or 128.
 
     Returns:
-        int8 codes ``[B, Hkv, D, S']``, FP32 255 times their scales ``[B, Hkv, S']``, the base-2
-        logarithms of the scales, and the FP32 mean ``[B, Hkv, D]``, zero without ``input_mean``.
+        int8 codes ``[B, Hkv, D, S']``, FP32 255 times their scales, ``[B, Hkv, S']`` or
+        ``[B, Hkv, S' / 64]``, the base-2 logarithms of the scales, and the FP32 mean
+        ``[B, Hkv, D]``, zero without ``input_mean``.
     """
     inputs, projection = _operands(
         input_qdata, input_scale, weight_qdata, weight_scale, None, head_dim, bias
@@ -235,8 +254,12 @@ def project_value(
     if input_mean is not None:
         check_input_mean(LABEL, input_mean, inputs)
     codes, multiplier, mean, _ = projections.project_value(
-        inputs, projection, input_mean, per_tile=False
+        inputs,
+        projection,
+        input_mean,
+        per_tile=_values_per_tile(input_qdata, projection, input_mean),
     )
+    multiplier = multiplier.flatten(2)
     return codes, multiplier, (multiplier / PROBABILITY_LEVELS).log2(), mean
 
 
@@ -256,6 +279,7 @@ def _(
     )
     if input_mean is not None:
         check_input_mean(LABEL, input_mean, inputs)
-    codes, multiplier = _empty_rows(inputs, projection, BLOCK)
+    per_tile = _values_per_tile(input_qdata, projection, input_mean)
+    codes, multiplier = _empty_rows(inputs, projection, 1 if per_tile else BLOCK)
     mean = input_scale.new_empty((codes.shape[0], codes.shape[1], projection.head_dim))
     return codes.mT.contiguous(), multiplier, torch.empty_like(multiplier), mean
