@@ -14,11 +14,12 @@ def check_count(name: str, value: Any, *, least: int = 1, step: int = 1, more: i
         ProcessingError: for anything else.
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < least or (value - more) % step:
+    count = int(value) if whole else least - 1
+    if count < least or (count - more) % step:
         kind = "integers" if step == 1 else f"multiples of {step}"
         plus = f"{more} + " if more else ""
         raise ProcessingError(f"{name} is {value!r}; allowed: {plus}{kind}, at least {least}")
-    return int(value)
+    return count
 
 
 def check_rate(name: str, value: Any) -> float:
