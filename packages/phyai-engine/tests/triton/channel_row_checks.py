@@ -1,4 +1,4 @@
-"""Channel norm and biased sum of channels-last maps against their references.
+"""Channel norm and sums of channels-last maps against their references.
 
 Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
 """
@@ -9,6 +9,7 @@ from itertools import product
 import torch
 
 from phyai.models.cosmos3.vae import rows
+from phyai.models.cosmos3.vae.spread import spread
 from phyai.triton import channel_rows
 
 DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
@@ -45,7 +46,41 @@ def reference(x, gain, bias, *, silu):
     return (values * values.sigmoid() if silu else values).to(x.dtype)
 
 
+def spread_sum(phases, bias, source, time, steps):
+    """Computes position by position what the decoder's blocks end with."""
+    frames, height, width, inputs = source.shape
+    channels = len(bias)
+    out = torch.zeros(frames * steps, 2 * height, 2 * width, channels, dtype=torch.float64)
+    repeated = source.double().cpu().repeat_interleave(4 * time * channels // inputs, dim=-1)
+    places = product(range(frames * steps), range(2 * height), range(2 * width))
+    for frame, y, x in places:
+        phase = phases[frame, y // 2 + y % 2, x // 2 + x % 2].double().cpu()
+        part = (frame % steps + time - steps) * 4 + 2 * (y % 2) + x % 2
+        given = repeated[frame // steps, y // 2, x // 2].view(channels, 4 * time)[:, part]
+        out[frame, y, x] = (
+            phase.view(4, channels)[2 * (y % 2) + x % 2] + bias.double().cpu() + given
+        )
+    return out.to(phases)
+
+
+def check_spread():
+    # Frames of a cell, frames made of one, channels behind and before.
+    for time, steps, channels, inputs in (
+        (1, 1, 7, 7), (1, 1, 8, 16), (2, 1, 5, 5), (2, 2, 5, 5), (2, 2, 8, 16), (2, 1, 129, 129),
+    ):  # fmt: skip
+        for dtype, frames in product(STEPS, (1, 2)):
+            source = normal(frames, 3, 2, inputs, dtype=dtype)
+            phases = normal(frames * steps, 4, 3, 4 * channels, dtype=dtype)
+            bias = normal(channels, dtype=dtype)
+            expected = spread_sum(phases, bias, source, time, steps)
+            what = (time, steps, channels, inputs, dtype)
+            close(channel_rows.spread(phases, bias, source, time), expected, what)
+            if DEVICE == "cpu":
+                close(spread(phases, bias, source, (time, 2, 2)), expected, ("portable", *what))
+
+
 def main():
+    check_spread()
     for dtype, shape in product(STEPS, SHAPES):
         x, gain = normal(*shape, dtype=dtype), normal(shape[-1]) + 2
         bias, residual = normal(shape[-1], dtype=dtype), normal(*shape, dtype=dtype)

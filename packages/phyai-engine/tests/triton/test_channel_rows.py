@@ -29,8 +29,13 @@ TARGETS = {
 KERNELS = {
     "norm": (channel_rows._norm_kernel, {"HAS_BIAS": True, "SILU": True, "ROWS": 16, "BLOCK": 256}),
     "add": (channel_rows._add_kernel, {"ROWS": 4, "BLOCK": 1024}),
+    "spread": (
+        channel_rows._spread_kernel,
+        {"STEPS": 2, "FIRST": 0, "CELL": 8, "REPEATS": 8, "ROWS": 4, "BLOCK": 1024},
+    ),
 }
-TYPES = {"rows": "i32", "channels": "i32", "gain": "*fp32"}
+SIZES = ("rows", "columns", "channels", "inputs", "positions")
+TYPES = {"gain": "*fp32", **dict.fromkeys(SIZES, "i32")}
 
 
 def run_checks(*arguments, **environment):

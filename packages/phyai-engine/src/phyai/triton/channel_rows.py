@@ -1,8 +1,8 @@
-"""Channels-last maps: the channel norm with SiLU, and the sum behind a convolution.
+"""Channels-last maps: the channel norm with SiLU, and sums behind convolutions.
 
-Both read a convolution's output once and add its bias on the way, which cuDNN would do in a pass of
+All read a convolution's output once and add its bias on the way, which cuDNN would do in a pass of
 its own. Each launcher has the contract of the function of its name in
-``phyai.models.cosmos3.vae.rows``.
+``phyai.models.cosmos3.vae``.
 """
 
 # ruff: noqa: ANN001  # kernel arguments are pointers and integers
@@ -67,6 +67,48 @@ def _add_kernel(
     tl.store(x + offsets, result.to(x.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["positions"])
+def _spread_kernel(
+    phases,
+    bias,
+    source,
+    out,
+    positions,
+    rows,
+    columns,
+    channels,
+    inputs,
+    STEPS: tl.constexpr,
+    FIRST: tl.constexpr,
+    CELL: tl.constexpr,
+    REPEATS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    # Positions of the output [T', 2 * rows, 2 * columns]: few enough for quick 32-bit divisions.
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, BLOCK)
+    mask = (place < positions)[:, None] & (channel < channels)[None, :]
+    line, x = place // (2 * columns), place % (2 * columns)
+    frame, y = line // (2 * rows), line % (2 * rows)
+    row, column, down, right = y // 2, x // 2, y % 2, x % 2
+    phase = (frame * (rows + 1) + row + down) * (columns + 1) + column + right
+    offsets = (phase.to(tl.int64) * 4 + 2 * down + right) * channels
+    values = tl.load(phases + offsets[:, None] + channel[None, :], mask=mask, other=0.0)
+    shift = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    part = (frame % STEPS + FIRST) * 4 + 2 * down + right
+    cell = ((frame // STEPS * rows + row) * columns + column).to(tl.int64) * inputs
+    # Channels that fill whole cells are read side by side.
+    if CELL == REPEATS:
+        taken = channel[None, :]
+    else:
+        taken = (channel[None, :] * CELL + part[:, None]) // REPEATS
+    given = tl.load(source + cell[:, None] + taken, mask=mask, other=0.0).to(tl.float32)
+    result = values.to(tl.float32) + shift[None, :] + given
+    offsets = place.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
+
+
 def _blocks(rows: int, channels: int) -> tuple[tuple[int], dict[str, int]]:
     block = triton.next_power_of_2(channels)
     height = max(1, _VALUES // block)
@@ -104,3 +146,39 @@ def add_bias_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     if rows:
         _add_kernel[grid](x, bias, residual, rows, channels, **blocks)
     return x
+
+
+def spread(phases: Tensor, bias: Tensor, source: Tensor, time: int) -> Tensor:
+    """Interleaves the outputs of cells and adds bias and the block's input.
+
+    Args:
+        phases: [T', H + 1, W + 1, 4 * C], contiguous.
+        bias: [C].
+        source: [T, H, W, I], contiguous.
+        time: frames of a cell.
+
+    Returns:
+        [T', 2H, 2W, C].
+    """
+    frames, rows, columns, inputs = source.shape
+    channels, steps = len(bias), phases.shape[0] // frames
+    out = phases.new_empty(phases.shape[0], 2 * rows, 2 * columns, channels)
+    positions = out.numel() // channels
+    grid, blocks = _blocks(positions, channels)
+    _spread_kernel[grid](
+        phases,
+        bias,
+        source,
+        out,
+        positions,
+        rows,
+        columns,
+        channels,
+        inputs,
+        STEPS=steps,
+        FIRST=time - steps,
+        CELL=4 * time,
+        REPEATS=4 * time * channels // inputs,
+        **blocks,
+    )
+    return out

@@ -66,7 +66,7 @@ def test_a_graph_encodes_frame_after_frame():
     frames = [hashed(name, (3, 48, 80), "cuda") for name in ("one", "two", "three")]
     captured = CapturedLoop(vae.encode_frame, [frames[0]])
     for frame in frames:
-        assert torch.equal(captured(frame), vae.encode_frame(frame))
+        assert error(captured(frame), vae.encode_frame(frame).cpu()) < 0.01
 
 
 @torch.inference_mode()

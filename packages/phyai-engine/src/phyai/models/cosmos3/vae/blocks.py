@@ -10,7 +10,6 @@ from phyai.models.cosmos3.vae.resample import (
     DownTime,
     UpSpace,
     UpTime,
-    add_spread,
     merged,
 )
 from phyai.models.cosmos3.vae.rows import ChannelNorm, add_bias_residual
@@ -175,12 +174,13 @@ class UpBlock(nn.Module):
         build: Build,
     ) -> None:
         super().__init__()
-        self.factors = factors
         self.resnets = _residual_blocks(inputs, outputs, count, prefix=prefix, build=build)
         step = f"{prefix}.upsampler"
         time, rows, _ = factors
         self.space = (
-            UpSpace(outputs, prefix=f"{step}.resample.1", build=build) if rows > 1 else None
+            UpSpace(outputs, factors, prefix=f"{step}.resample.1", build=build)
+            if rows > 1
+            else None
         )
         self.time = UpTime(outputs, prefix=f"{step}.time_conv", build=build) if time > 1 else None
 
@@ -191,4 +191,4 @@ class UpBlock(nn.Module):
             x = block(x, stream)
         if self.time is not None:
             x = self.time(x, stream)
-        return x if self.space is None else add_spread(self.space(x), source, self.factors)
+        return x if self.space is None else self.space(x, source)

@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from phyai.checkpoints.slots import TensorSlot
 from phyai.models.cosmos3.stored import stored_slot
-from phyai.models.cosmos3.vae.config import Factors, spread_axes
+from phyai.models.cosmos3.vae.config import Factors
 from phyai.models.cosmos3.vae.convs import TAPS, Build, TimeWeight, conv2d, conv_time
+from phyai.models.cosmos3.vae.spread import spread
 from phyai.models.cosmos3.vae.stream import Stream
 
 
@@ -44,33 +45,33 @@ _FOLDS = torch.tensor([[[1.0, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]])
 
 
 class UpSpace(nn.Module):
-    """Doubles rows and columns by repetition, then convolves 3 x 3.
+    """Doubles rows and columns by repetition, convolves 3 x 3 and adds a decoder block's input.
 
     Taps that fall on copies of one cell are summed when loaded: each of the four outputs of a cell
     is a 2 x 2 convolution of the small map, 4/9 of the products.
 
     Args:
         width: channels.
+        factors: frames, rows and columns that the block makes of one of its input.
         prefix: stored name.
         build: of the model.
     """
 
-    def __init__(self, width: int, *, prefix: str, build: Build) -> None:
+    def __init__(self, width: int, factors: Factors, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.prefix, self.stored, self.width = prefix, (width, width, 3, 3), width
+        self.prefix, self.stored, self.factors = prefix, (width, width, 3, 3), factors
         self.weight, self.bias = build.zeros(4 * width, width, 2, 2), build.zeros(width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [T, H, W, C] to [T, 2H, 2W, C]."""
-        frames, rows, columns, width = x.shape
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:
+        """Maps [T, H, W, C] to [T, 2H, 2W, C].
+
+        Args:
+            x: what the block computed.
+            source: what it was given, before its frames were multiplied.
+        """
         # [T, H + 1, W + 1, (row parity, column parity, C)]
-        phases = conv2d(x, self.weight, None, stride=1, padding=1).unflatten(-1, (2, 2, width))
-        out = x.new_empty(frames, rows, 2, columns, 2, width)
-        for row in range(2):
-            for column in range(2):
-                seen = phases[:, row : row + rows, column : column + columns, row, column]
-                torch.add(seen, self.bias, out=out[:, :, row, :, column])
-        return out.view(frames, 2 * rows, 2 * columns, width)
+        phases = conv2d(x, self.weight, None, stride=1, padding=1)
+        return spread(phases, self.bias, source, self.factors)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields weight and bias."""
@@ -158,25 +159,3 @@ def merged(x: Tensor, factors: Factors, width: int) -> Tensor:
     gathered = means.permute(0, 2, 3, 4, 1).flatten(3)  # [T', H', W', C * time]
     share = gathered.shape[-1] // width
     return gathered.unflatten(-1, (width, share)).mean(-1) if share > 1 else gathered
-
-
-def add_spread(x: Tensor, source: Tensor, factors: Factors) -> Tensor:
-    """Adds a decoder block's input to its output, which it overwrites.
-
-    Channels are repeated and laid out in the cell as (channel, frame, row, column); of the first
-    chunk, whose frame was not multiplied, the last frame of the cell counts.
-
-    Args:
-        x: [T', H', W', O], contiguous.
-        source: [T, H, W, C].
-        factors: frames, rows and columns of a cell.
-    """
-    frames, height, broad, channels = source.shape
-    width = x.shape[-1]
-    kept = spread_axes(width, channels, factors)
-    cells = source.view(frames, height, broad, width, *kept).expand(-1, -1, -1, -1, *factors)
-    cells = cells.permute(0, 4, 1, 5, 2, 6, 3)  # [T, time, H, rows, W, columns, O]
-    steps = x.shape[0] // frames
-    target = x.view(frames, steps, height, factors[1], broad, factors[2], width)
-    target += cells[:, factors[0] - steps :]
-    return x

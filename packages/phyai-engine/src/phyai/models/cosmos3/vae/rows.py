@@ -17,7 +17,8 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _fused(x: Tensor) -> bool:
+def fused(x: Tensor) -> bool:
+    """Whether kernels of this project run on what ``x`` is on."""
     return x.is_cuda and _has_triton()
 
 
@@ -36,7 +37,7 @@ def channel_norm(
     Returns:
         ``out``.
     """
-    if _fused(x):
+    if fused(x):
         from phyai.triton import channel_rows
 
         return channel_rows.channel_norm(x, gain, bias, silu=silu, out=out)
@@ -50,7 +51,7 @@ def add_bias_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
 
     All are contiguous.
     """
-    if _fused(x):
+    if fused(x):
         from phyai.triton import channel_rows
 
         return channel_rows.add_bias_residual(x, bias, residual)
