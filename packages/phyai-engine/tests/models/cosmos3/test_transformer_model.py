@@ -210,6 +210,10 @@ def bad_state(**changes):
         (lambda m: m.prefill(torch.zeros(0).long()), r"shape \(0,\); expected \[S\] with at least"),
         (lambda m: m.velocities(draw(), 624, [], LAYOUT), "0 branches; allowed: 1 or 2"),
         (lambda m: m.velocities(draw(), 624, texts(m, 1, 2, 3), LAYOUT), "3 branches"),
+        (
+            lambda m: m.bind([Conditions(*torch.zeros(2, 3, 9, 1, 16))], LAYOUT),
+            r"keys of shape \(3, 9, 1, 16\); this model needs \(3, tokens, 2, 16\)",
+        ),
         (lambda m: m.velocities(draw(), 1001, texts(m, 1), LAYOUT), "timestep is 1001; allowed"),
         (bad_state(action=None), r"state\.action is absent; the layout needs \(5, 8\)"),
         (

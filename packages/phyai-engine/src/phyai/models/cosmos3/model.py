@@ -133,10 +133,18 @@ class Cosmos3Transformer(nn.Module):
         With as many branches as are computed beside each other, each rank binds its own only.
 
         Raises:
-            ValueError: for no branch or more than two.
+            ValueError: for no branch, more than two, or texts that another model has read.
         """
         if len(branches) not in (1, 2):
             raise ValueError(f"{len(branches)} branches; allowed: 1 or 2")
+        kv_heads = self.generation.layers[0].qkv_proj.kv_heads
+        layers, head_dim = self.config.num_hidden_layers, self.config.head_dim
+        for one in branches:
+            if one.keys.shape != (layers, one.length, kv_heads, head_dim):
+                raise ValueError(
+                    f"a branch has keys of shape {tuple(one.keys.shape)}; this model needs "
+                    f"({layers}, tokens, {kv_heads}, {head_dim}): prefill the text with it"
+                )
         mine = self._mine(branches)
         bound = self._bound
         if bound is not None and bound.holds(mine, layout):
