@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phyai.checkpoints import CheckpointError, CheckpointReader
-from phyai.layers import Linear
+from phyai.layers import Linear, TensorParallel
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.loading import load_transformer
+from phyai.models.cosmos3.parallel import Parallel
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.state import ActionLayout, Layout, Modalities
 from phyai.quantization import resolve_quant_plan
@@ -219,6 +220,37 @@ def test_a_quantized_checkpoint_computes_what_quantizing_at_load_does(variant, n
     far = torch.nn.functional.cosine_similarity(answer(stored), answer(load(source)), dim=0)
     assert 1 - near < 2e-4
     assert 1 - far > 5 * (1 - near)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_ranks_hold_parts_of_a_quantized_checkpoint(name, tmp_path):
+    rule = Rule(Matcher("regex", r"layers\.\d+\.(self_attn|mlp|mlp_moe_gen)\..*"), SCHEMES[name])
+    quantize_checkpoint(FIXTURES / "transformer_qwen", tmp_path / "out", QuantPlan((rule,)))
+    with use_quant_plan(resolve_quant_plan(tmp_path / "out")):
+        whole = load(tmp_path / "out")
+        ranks = [
+            load(tmp_path / "out", parallel=Parallel(TensorParallel(rank, 2))) for rank in range(2)
+        ]
+
+    def dense(model, prefix):
+        layer = next(
+            one for one in model.modules() if isinstance(one, Linear) and one.prefix == prefix
+        )
+        return layer.spec.dequantize_weight(layer)
+
+    for prefix, axis in (
+        ("gen_layers.2.cross_attention.to_out", 1),
+        ("language_model.layers.0.mlp.down_proj", 1),
+        ("gen_layers.0.mlp.gate_up_proj", 0),
+        ("language_model.layers.1.self_attn.qkv_proj", 0),
+    ):
+        parts = [dense(rank, prefix) for rank in ranks]
+        if axis == 0:
+            # Every leg is cut: put the halves of each behind one another.
+            sizes = [32, 16, 16] if "qkv" in prefix else [48, 48]
+            pairs = zip(*(part.split(sizes) for part in parts), strict=True)
+            parts = [half for pair in pairs for half in pair]
+        torch.testing.assert_close(torch.cat(parts, axis), dense(whole, prefix))
 
 
 def test_a_quantized_checkpoint_needs_its_plan(tmp_path):
