@@ -9,6 +9,7 @@ import typer
 
 from phyai.cli import (
     bench,
+    convert,
     deploy,
     doctor,
     evaluate,
@@ -47,6 +48,7 @@ app.command(name="deploy")(deploy.deploy_command)
 app.command(name="replay")(replay.replay_command)
 app.command(name="explain")(explain.explain_command)
 app.command(name="tune")(tune.tune_command)
+app.add_typer(convert.app, name="convert")
 app.command(name="inspect")(inspect.inspect_command)
 app.command(name="doctor")(doctor.doctor_command)
 app.add_typer(policy.app, name="policy")
