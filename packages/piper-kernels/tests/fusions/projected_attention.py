@@ -36,7 +36,7 @@ def quantize(fmt, dense, *, group_size=64, act=None):
     }
     if fmt == "convrot_nvfp4":
         return ConvRotNVFP4Tensor.from_hp(dense, group_size=group_size, **options)
-    return PiperNVFP4Tensor.to_nvfp4(dense, **options)
+    return PiperNVFP4Tensor.from_hp(dense, **options)
 
 
 def rms_norm(x, weight):
@@ -194,7 +194,7 @@ def trace(model, options, *, symbolic=False, args=None):
 
     with torch.no_grad():
         module = make_fx(
-            torch.func.functionalize(function, remove="mutations"),
+            function,
             decomposition_table=select_decomp_table(),
             tracing_mode="symbolic" if symbolic else "fake",
         )(args, flat)

@@ -74,34 +74,62 @@ class PassSequence(tuple, CustomGraphPass):
 
 
 def install_passes(
-    options: Mapping[str, object] | None, base: GraphPass, fusion: GraphPass | None = None
+    options: Mapping[str, object] | None,
+    base: GraphPass,
+    fusion: GraphPass | None = None,
+    *,
+    fusion_first: bool = True,
 ) -> dict[str, object]:
     """Return a copy of compile options with the passes of a helper.
 
     Passes that are there already stay where they are. A missing base pass is appended, a
-    missing fusion pass goes directly before the base pass.
+    missing fusion pass goes directly before or behind the base pass.
 
     Args:
         options: Options of ``torch.compile``, not modified.
         base: The pass over ordinary linears.
-        fusion: A pass that has to see the graph first.
+        fusion: A pass over larger parts of the graph.
+        fusion_first: Whether it has to see the graph before the base pass, not what that makes.
     """
-    result = dict(options or {})
-    existing: Any = result.get(OPTION)
-    if existing is None:
-        passes = []
-    elif isinstance(existing, list | tuple):
-        passes = list(existing)
-    else:
-        passes = [existing]
+    passes = _existing(options, OPTION)
     if base not in passes:
         passes.append(base)
     if fusion is not None and fusion not in passes:
-        passes.insert(passes.index(base), fusion)
-    if len(passes) == 1 and not isinstance(existing, list | tuple):
-        result[OPTION] = passes[0]
+        passes.insert(passes.index(base) + (not fusion_first), fusion)
+    return _with_passes(options, OPTION, passes)
+
+
+def install_pass(
+    options: Mapping[str, object] | None, option: str, added: GraphPass
+) -> dict[str, object]:
+    """Return a copy of compile options with one more pass at an option, unless it is there.
+
+    Args:
+        options: Options of ``torch.compile``, not modified.
+        option: Where the pass runs, such as ``"pre_grad_custom_pass"``.
+        added: The pass.
+    """
+    passes = _existing(options, option)
+    if added not in passes:
+        passes.append(added)
+    return _with_passes(options, option, passes)
+
+
+def _existing(options: Mapping[str, object] | None, option: str) -> list[Any]:
+    existing: Any = (options or {}).get(option)
+    if existing is None:
+        return []
+    return list(existing) if isinstance(existing, list | tuple) else [existing]
+
+
+def _with_passes(
+    options: Mapping[str, object] | None, option: str, passes: list[Any]
+) -> dict[str, object]:
+    result = dict(options or {})
+    if len(passes) == 1 and not isinstance(result.get(option), list | tuple):
+        result[option] = passes[0]
     else:
-        result[OPTION] = tuple(passes) if _RUNS_SEQUENCES else PassSequence(passes)
+        result[option] = tuple(passes) if _RUNS_SEQUENCES else PassSequence(passes)
     return result
 
 

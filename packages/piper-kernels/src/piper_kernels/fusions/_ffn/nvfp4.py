@@ -138,7 +138,7 @@ def run_chunked_ffn(
     total = rows.shape[0]
     output = None if gated_updates is not None else rows.new_empty((total, outputs))
     space = _Workspace(rows, sources, outputs, min(chunk_rows, total))
-    levels = [_source_level(rows, source, chunk_rows) for source in sources]
+    levels = [source_level(rows, source, chunk_rows) for source in sources]
     for start in range(0, total, chunk_rows):
         chunk = rows[start : start + chunk_rows]
         space.project(chunk, sources, levels)
@@ -152,8 +152,14 @@ def run_chunked_ffn(
     return output.view(*input.shape[:-1], outputs)
 
 
-def _source_level(rows: Tensor, source: Projection, chunk_rows: int) -> Tensor | None:
-    """Return the scale of the whole input, or ``None`` if one chunk can find it by itself."""
+def source_level(rows: Tensor, source: Projection, chunk_rows: int) -> Tensor | None:
+    """Return the scale of the whole input, or ``None`` if one chunk can find it by itself.
+
+    Args:
+        rows: ``[rows, K]``.
+        source: The linear that quantizes them.
+        chunk_rows: Rows of a chunk.
+    """
     if not source.dynamic:
         return source.act_per_tensor_scale
     if rows.shape[0] <= chunk_rows:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,19 @@ def define_operator(
     name: str,
     arguments: Sequence[Argument],
     keywords: Sequence[Argument],
-    check: Callable[[dict[str, Any]], Tensor],
-    run: Callable[[dict[str, Any], Tensor], None],
-) -> Callable[..., Tensor]:
-    """Define ``piper_kernels::<name>``, which returns one tensor.
+    empty: Callable[[dict[str, Any]], Any],
+    run: Callable[[dict[str, Any]], Any],
+    results: int = 1,
+) -> Callable[..., Any]:
+    """Define ``piper_kernels::<name>``.
 
     Args:
         name: Name of the operator.
         arguments: Arguments by position.
         keywords: Arguments by keyword alone.
-        check: Checks the metadata of arguments by name and returns an empty result.
-        run: Fills the result.
+        empty: Checks the metadata of arguments by name and returns uninitialized results.
+        run: Checks them too and returns the results.
+        results: How many tensors are returned.
     """
     listed = [argument.declaration for argument in arguments]
     listed += ["*", *(argument.declaration for argument in keywords)] if keywords else []
@@ -65,17 +66,12 @@ def define_operator(
         bound.update(zip((argument.name for argument in arguments), given, strict=False))
         return bound | named
 
-    def execute(*given: Any, **named: Any) -> Tensor:
-        bound = bind(given, named)
-        output = check(bound)
-        run(bound, output)
-        return output
-
+    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     operator = torch.library.custom_op(
         f"piper_kernels::{name}",
-        execute,
+        lambda *given, **named: run(bind(given, named)),
         mutates_args=(),
-        schema=f"({', '.join(listed)}) -> Tensor",
+        schema=f"({', '.join(listed)}) -> {returned}",
     )
-    operator.register_fake(lambda *given, **named: check(bind(given, named)))
+    operator.register_fake(lambda *given, **named: empty(bind(given, named)))
     return operator

@@ -141,10 +141,11 @@ def _check_given(bound: dict[str, Any]) -> Tensor:
     return _check_output(bound, shape)
 
 
-def _run_given(bound: dict[str, Any], output: Tensor) -> None:
+def _run_given(bound: dict[str, Any]) -> Tensor:
+    output = _check_given(bound)
     attention = sparse_output(bound, prepared_queries(bound), _gates(bound))
     linear = Int8OutputLinear(_output_linear(bound))
-    attention.project(linear, output, bound["query_chunk_rows"])
+    return attention.project(linear, output, bound["query_chunk_rows"])
 
 
 def _queries(bound: dict[str, Any]) -> ProjectedQueries:
@@ -172,10 +173,11 @@ def _check_projected(bound: dict[str, Any]) -> Tensor:
     return _check_output(bound, shape)
 
 
-def _run_projected(bound: dict[str, Any], output: Tensor) -> None:
+def _run_projected(bound: dict[str, Any]) -> Tensor:
+    output = _check_projected(bound)
     attention = sparse_output(bound, _queries(bound), _gates(bound))
     linear = Int8OutputLinear(_output_linear(bound))
-    attention.project(linear, output, bound["query_chunk_rows"])
+    return attention.project(linear, output, bound["query_chunk_rows"])
 
 
 attention_output = define_operator(

@@ -73,12 +73,15 @@ class SparseRegion:
         return self.result.meta["val"].dtype
 
 
-def match_sparse_region(node: Node, match: MatchLinear) -> SparseRegion | None:
+def match_sparse_region(
+    node: Node, match: MatchLinear, match_last: MatchLinear
+) -> SparseRegion | None:
     """Match the region around a call of sparse Piper attention.
 
     Args:
         node: Any node.
         match: Returns the linear of a node.
+        match_last: Returns the linear of a node behind the attention.
     """
     if not is_call(node, ops.sparse_piper_attention.default) or not has_values(node):
         return None
@@ -102,7 +105,7 @@ def match_sparse_region(node: Node, match: MatchLinear) -> SparseRegion | None:
         consumers.append(branch)
     if not is_exclusive(query.nodes | key.nodes | value.nodes, consumers):
         return None
-    output = match_output(result, match, transposed=False)
+    output = match_output(result, match_last, transposed=False)
     return SparseRegion(query, key, value, arguments, coarse, result, output)
 
 

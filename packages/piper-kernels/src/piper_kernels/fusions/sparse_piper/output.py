@@ -147,17 +147,20 @@ class SparseOutput:
     coarse: CoarseBranch | None
     dtype: torch.dtype
 
-    def project(self, linear: OutputLinear, output: Tensor, window_rows: int) -> Tensor:
+    def project(
+        self, linear: OutputLinear, output: Tensor, window_rows: int, multiple: int = BLOCK
+    ) -> Tensor:
         """Write the projection ``[B, rows, N]`` of the attention and return it.
 
         Args:
             linear: The projection.
             output: Room for the result.
-            window_rows: Most rows of a window, a multiple of 64.
+            window_rows: Most rows of a window.
+            multiple: What windows are multiples of, 64 or a multiple of it.
         """
         heads, head_dim = len(self.request.units), self.keys.key.shape[3]
         shape = (output.shape[0], self.rows, heads, head_dim)
-        windows = balanced_windows(self.rows, window_rows, BLOCK)
+        windows = balanced_windows(self.rows, window_rows, multiple)
         gates = None if self.coarse is None else self.coarse.gates
         touched = [*self.queries.tensors, *self.keys.tensors]
         touched += [] if self.block_lengths is None else [self.block_lengths]

@@ -215,6 +215,38 @@ class TritonBackend:
         return out.view(*input.shape[:-1], weight.outputs)
 
 
+def decode_rows(qdata: Tensor, scale: Tensor) -> Tensor:
+    """Return codes times block scales, which bfloat16 holds without rounding.
+
+    Args:
+        qdata: uint8 ``[rows, K / 2]``, contiguous; even features in low nibbles.
+        scale: Swizzled float8_e4m3fn block scales.
+
+    Returns:
+        ``[rows, K]``; FP32 in the interpreter.
+    """
+    rows, features = qdata.shape[0], 2 * qdata.shape[1]
+    operand = qdata.new_empty((rows, features), dtype=operand_dtype(None, qdata.device))
+    if rows:
+        with launch_guard(qdata.device):
+            _operand_kernels.packed_operand_kernel[_grid(rows, features)](
+                qdata,
+                scale.view(torch.uint8),
+                operand,
+                0,
+                rows,
+                features,
+                features,
+                ceil_div(features, SCALE_COLUMN_TILE),
+                SWIZZLED=True,
+                HIGH_FIRST=False,
+                ARRANGEMENT=0,
+                ROWS=ROWS,
+                COLUMNS=COLUMNS,
+            )
+    return operand
+
+
 def _matrix(value: Tensor) -> Tensor:
     """Return ``[..., K]`` as a matrix with unit column stride; copies only what is not."""
     return rows_side_by_side(value.reshape(-1, value.shape[-1]))
