@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phyai.cli.errors import CliError
+from phyai.cli.errors import CliError, user_error_types
 from phyai.cli.output import status_line, stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ GRAPHS_VARIABLE = "PHYAI_CUDA_GRAPHS"
 CACHE_VARIABLE = "PHYAI_KERNEL_AUTOTUNE_CACHE"
 DEVICE_VARIABLE = "PHYAI_DEVICE"
 DTYPE_VARIABLE = "PHYAI_PARAMS_DTYPE"
+BRANCHES_VARIABLE = "PHYAI_CFG_PARALLEL"
+TENSOR_VARIABLE = "PHYAI_TENSOR_PARALLEL"
 
 
 class Precision(enum.StrEnum):
@@ -51,6 +53,10 @@ class EngineRequest:
         savings: False computes what the exact savings would skip.
         autotune_cache: File of measured times; given, kernels are measured and the fastest used.
         graphs: False launches every kernel anew instead of replaying CUDA graphs.
+        decoder: Cosmos3: whether to load what makes frames and sound of latents.
+        tiles: Cosmos3: decode frames in overlapping tiles, which need less memory.
+        cfg_parallel: Devices that divide the branches of guidance; None takes the environment's.
+        tensor_parallel: Devices that divide the large weights of a branch, likewise.
     """
 
     checkpoint: Path
@@ -64,6 +70,10 @@ class EngineRequest:
     savings: bool = True
     autotune_cache: Path | None = None
     graphs: bool = True
+    decoder: bool = False
+    tiles: bool = False
+    cfg_parallel: int | None = None
+    tensor_parallel: int | None = None
 
 
 def resolve_device(device: str | None) -> str:
@@ -133,7 +143,8 @@ def build_engine(request: EngineRequest) -> "Engine":
         what = "is not a folder" if request.checkpoint.exists() else "does not exist"
         raise CliError(
             f"checkpoint {request.checkpoint} {what}",
-            "give the folder that holds config.json and the .safetensors files",
+            "give the folder that holds config.json and the .safetensors files, or the parts of "
+            "a Cosmos3 repository",
         )
     device = resolve_device(request.device or os.environ.get(DEVICE_VARIABLE))
     typed = {
@@ -143,6 +154,8 @@ def build_engine(request: EngineRequest) -> "Engine":
         PROFILE_VARIABLE: request.autotune_cache,
         CACHE_VARIABLE: request.autotune_cache,
         GRAPHS_VARIABLE: None if request.graphs else False,
+        BRANCHES_VARIABLE: request.cfg_parallel,
+        TENSOR_VARIABLE: request.tensor_parallel,
     }
     with stdout_to_stderr(), status_line(f"Loading {request.checkpoint}"), flags_win(typed):
         return _construct(request, device)
@@ -150,10 +163,36 @@ def build_engine(request: EngineRequest) -> "Engine":
 
 def _construct(request: EngineRequest, device: str) -> "Engine":
     from phyai.engine import Engine, EngineArgs
+    from phyai.models.families import detect_family
+
+    family = detect_family(request.checkpoint)
+    arguments = _cosmos3(request) if family.startswith("cosmos3") else _pi05(request)
+    config = _engine_config(request, device)
+    try:
+        return Engine(EngineArgs(family, arguments, config))
+    except ValueError as error:
+        if config.parallel.ranks == 1 or isinstance(error, user_error_types()):
+            raise
+        raise CliError(str(error)) from None
+
+
+def _cosmos3(request: EngineRequest) -> object:
+    from phyai.models.cosmos3.main_cosmos3 import Cosmos3Args
+    from phyai.models.cosmos3.vae import TileConfig
+
+    return Cosmos3Args(
+        request.checkpoint,
+        decoder=request.decoder,
+        sound=request.decoder,
+        tiling=TileConfig() if request.tiles else None,
+    )
+
+
+def _pi05(request: EngineRequest) -> object:
     from phyai.models.pi05.main_pi05 import PI05Args
     from phyai.models.pi05.savings import Savings
 
-    arguments = PI05Args(
+    return PI05Args(
         checkpoint_dir=request.checkpoint,
         preset=request.preset,
         stats_path=request.stats,
@@ -161,13 +200,18 @@ def _construct(request: EngineRequest, device: str) -> "Engine":
         allow_identity_norm=request.allow_identity_norm,
         savings=Savings.all() if request.savings else Savings.none(),
     )
-    return Engine(EngineArgs("pi05", arguments, _engine_config(request, device)))
 
 
 def _engine_config(request: EngineRequest, device: str) -> "EngineConfig":
     from phyai.dispatch.config import KernelConfig
     from phyai.dispatch.types import Profile
-    from phyai.engine_config import DeviceConfig, EngineConfig, RuntimeConfig, parse_dtype
+    from phyai.engine_config import (
+        DeviceConfig,
+        EngineConfig,
+        ParallelConfig,
+        RuntimeConfig,
+        parse_dtype,
+    )
 
     precision = request.dtype or (Precision.FP32 if device == "cpu" else Precision.BF16)
     config = EngineConfig(
@@ -178,6 +222,7 @@ def _engine_config(request: EngineRequest, device: str) -> "EngineConfig":
             autotune_cache=request.autotune_cache,
         ),
         runtime=RuntimeConfig(cuda_graphs=request.graphs),
+        parallel=ParallelConfig(request.cfg_parallel or 1, request.tensor_parallel or 1),
     )
     try:
         return EngineConfig.from_env(config)

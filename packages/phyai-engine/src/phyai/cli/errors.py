@@ -19,6 +19,7 @@ USER_ERRORS: Final = (
     ("phyai.dispatch", "UnknownOperationError"),
     ("phyai.dispatch", "UnknownKernelError"),
     ("phyai.processing", "ProcessingError"),
+    ("phyai.runtime.workers", "WorkerError"),
     ("phyai.checkpoints", "CheckpointError"),
     ("phyai.serving", "ReplicaError"),
     ("phyai_quant", "QuantConfigError"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phyai.cli import engines, options
+from phyai.cli import engines, options, run_cosmos3
 from phyai.cli.errors import checked
 from phyai.cli.output import (
     display_path,
@@ -25,7 +25,8 @@ from phyai.cli.output import (
 if TYPE_CHECKING:
     from phyai.engine import ActionChunk, Engine
 
-app = typer.Typer(help="Run a policy once on pictures, a state and a task.", no_args_is_help=True)
+app = typer.Typer(help="Run a model once.", no_args_is_help=True)
+app.add_typer(run_cosmos3.app, name="cosmos3")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RunOutput:
 
 @app.callback()
 def _group() -> None:
-    """Run a policy once on pictures, a state and a task."""
+    """Run a model once: a policy on pictures, a state and a task, or a generator on a text."""
 
 
 @app.command(name="pi05")
