@@ -32,7 +32,8 @@ def page(document: Mapping[str, Any]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table."""
     names = [*columns]
     lines = [f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
     lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
@@ -45,7 +46,7 @@ def _policies(policies: Mapping[str, Any]) -> Iterator[str]:
         if "error" in found:
             yield f"Not measured: {found['error']}\n"
         if found.get("results"):
-            yield _table(
+            yield table(
                 ("setting", *_STAGES, "chunk", "p99", "floor", "× floor", "request", "kernels"),
                 (_row(result) for result in found["results"]),
             )
@@ -81,7 +82,7 @@ def _gaps(result: Mapping[str, Any]) -> Iterator[str]:
         for stage, kernels in result["longest"].items()
         for name, count, spent in kernels[:8]
     ]
-    yield _table(("stage", "kernel", "launches", "µs", "µs each"), rows)
+    yield table(("stage", "kernel", "launches", "µs", "µs each"), rows)
 
 
 def _lerobot(document: Mapping[str, Any]) -> Iterator[str]:
@@ -100,4 +101,4 @@ def _lerobot(document: Mapping[str, Any]) -> Iterator[str]:
         if mode in found
     ]
     yield f"LeRobot {found['version']}, bf16, 3 views, 200 slots; ours {ours:.2f} ms.\n"
-    yield _table(("mode", "p50 ms", "most ms", "times slower"), rows)
+    yield table(("mode", "p50 ms", "most ms", "times slower"), rows)

@@ -1,0 +1,157 @@
+"""Writes stored results of ``benchmark_cosmos3.py`` as a page."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from _pi05_page import table
+
+_STAGES = ("preprocess", "encode", "prefill", "denoise")
+_HEAD = """# Cosmos3 latency
+
+Made by `python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --page RESULTS.json`; change
+that, not this page. Full-size Nano with random weights and the contract of the DROID policy: one
+544 x 736 picture, 33 frames, 32 actions, {tokens} media tokens, 4 steps, guidance 3, both texts
+read before. Medians in milliseconds. The floor is the work over 788 TFLOP/s in bf16, or over
+1400 TFLOP/s for 8-bit products with attention at 650. `request` is the wall time from pictures on
+the host to actions on the host.
+
+{device}, {versions}, commit {commit}, {date}.
+"""
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the page as Markdown."""
+    place = document["environment"]
+    versions = ", ".join(f"{name} {value}" for name, value in place["versions"].items())
+    clocks = ", ".join(str(value) for value in place["clocks"].values() if value)
+    policies = document.get("policies", {})
+    tokens = next((found["tokens"] for found in policies.values() if "tokens" in found), 3093)
+    head = _HEAD.format(
+        tokens=tokens,
+        device=f"{place['device']} ({clocks})",
+        versions=versions,
+        commit=place["commit"],
+        date=document["date"],
+    )
+    parts = [head, *_policies(policies), *_diffusers(document), *_video(document)]
+    return "\n".join([*parts, *_parallel(document), *_kernels(policies)]).rstrip() + "\n"
+
+
+def _policies(policies: Mapping[str, Any]) -> Iterator[str]:
+    measured = {name: found for name, found in policies.items() if "ms" in found}
+    if measured:
+        yield "## DROID policy\n"
+        yield table(
+            ("policy", *_STAGES, "total", "floor", "× floor", "request", "GB in use"),
+            (_row(name, found) for name, found in measured.items()),
+        )
+    compared = {n: f["actions_to_first"] for n, f in policies.items() if "actions_to_first" in f}
+    if compared:
+        first = next(iter(measured), "")
+        yield f"Actions against those of `{first}` from the same noise:\n"
+        yield table(
+            ("policy", "mean cosine", "least cosine", "largest difference in radians"),
+            (
+                (
+                    f"`{name}`",
+                    *(seen[key] for key in ("mean_cosine", "least_cosine", "largest_radians")),
+                )
+                for name, seen in compared.items()
+            ),
+        )
+    for name, found in policies.items():
+        if "error" in found:
+            yield f"`{name}` was not measured: {found['error']}\n"
+
+
+def _row(name: str, found: Mapping[str, Any]) -> Iterator[object]:
+    spent, floor = found["ms"], found["floor_ms"]
+    yield f"`{name}`"
+    for stage in (*_STAGES, "total"):
+        yield f"{spent[stage]['p50']:.2f}"
+    yield f"{floor['total']:.1f}"
+    yield f"{found['ratio']['total']:.2f}"
+    yield f"**{spent['request']['p50']:.1f}**"
+    yield f"{found['most_bytes'] / 1e9:.1f}"
+
+
+def _diffusers(document: Mapping[str, Any]) -> Iterator[str]:
+    found = document.get("diffusers")
+    if not found:
+        return
+    yield "## diffusers in the same run\n"
+    version = found.get("version", "")
+    yield (
+        f"diffusers {version}, its own pipeline in bf16 without decoding. It reads both texts at "
+        "every step, encodes all frames and has no state row.\n"
+    )
+    ours = [
+        entry["ms"]["request"]["p50"] for entry in document["policies"].values() if "ms" in entry
+    ]
+    if any(mode in found for mode in ("eager", "compiled")):
+        yield table(
+            ("mode", "request", "transformer", "first request", "times our fastest"),
+            (
+                (
+                    mode,
+                    found[mode]["p50_ms"],
+                    found[mode]["transformer_ms"],
+                    found[mode]["first_ms"],
+                    f"{found[mode]['p50_ms'] / min(ours):.2f}" if ours else "",
+                )
+                for mode in ("eager", "compiled")
+                if mode in found
+            ),
+        )
+    if "error" in found:
+        yield f"Not measured further: {found['error']}\n"
+
+
+def _video(document: Mapping[str, Any]) -> Iterator[str]:
+    found = document.get("video")
+    if not found:
+        return
+    yield "## One step of a long video\n"
+    yield (
+        f"720 x 1280, 189 frames, {found['tokens']} media tokens: one forward of one branch in "
+        "bf16. SQNR is that of the velocity to the first row's.\n"
+    )
+    rows = [(name, entry) for name, entry in found["rows"].items() if "ms" in entry]
+    first = min(rows[0][1]["ms"]) if rows else 0.0
+    yield table(
+        ("attention", "milliseconds", "times faster", "SQNR in dB"),
+        (
+            (name, f"{min(e['ms']):.1f}", f"{first / min(e['ms']):.2f}", e.get("sqnr_db", ""))
+            for name, e in rows
+        ),
+    )
+    for name, entry in found["rows"].items():
+        if "error" in entry:
+            yield f"{name} was not measured: {entry['error']}\n"
+
+
+def _parallel(document: Mapping[str, Any]) -> Iterator[str]:
+    found = document.get("parallel")
+    if not found:
+        return
+    yield "## Two devices\n"
+    yield "One guidance branch on each, against both on one, without graphs.\n"
+    yield table(
+        ("policy", "one device", "two devices", "times faster"),
+        (
+            (f"`{name}`", min(e["one_device_ms"]), min(e["two_devices_ms"]), e["speedup"])
+            for name, e in found.items()
+        ),
+    )
+
+
+def _kernels(policies: Mapping[str, Any]) -> Iterator[str]:
+    for name, found in policies.items():
+        if not found.get("longest"):
+            continue
+        yield f"## Where `{name}` spends its loop\n"
+        rows = [
+            (f"`{kernel.split('(')[0][:60]}`", count, f"{spent:.0f}", f"{spent / count:.1f}")
+            for kernel, count, spent in found["longest"]
+        ]
+        yield table(("kernel", "launches", "µs", "µs each"), rows)

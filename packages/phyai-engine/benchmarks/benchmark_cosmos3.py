@@ -1,0 +1,217 @@
+"""Latency of Cosmos3 Nano, full size with random weights, against its floor and diffusers.
+
+    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --policy FILE --output results.json
+    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --video --output results.json
+    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --parallel --output results.json
+    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --page results.json
+
+The first command times the DROID contract (33 frames, 32 actions, 4 steps, guidance 3, text read
+before) under every ``--policy``, compares the actions with those of the first one, and with
+``--diffusers`` times diffusers' own pipeline in the same run. ``--video`` times one forward of
+720p, 189 frames, with each kernel of attention; ``--parallel`` needs two GPUs and times one
+guidance branch on each. Parts are merged into an existing output. The last command writes
+``docs/cosmos3-performance.md`` from the stored file.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _cosmos3_page import page
+from _diffusers import time_diffusers
+from _environment import environment
+
+from phyai.models.cosmos3.bench import DROID_DOMAIN, cosines, describe, kernels, measure_policy
+from phyai.models.cosmos3.bench_parallel import DROID_LAYOUT, time_branches
+from phyai.models.cosmos3.bench_video import VIDEO_720P, time_video_step
+from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.droid import PolicyContract
+from phyai.models.cosmos3.random_weights import random_transformer
+from phyai.models.cosmos3.sampler import Sampling
+from phyai.models.cosmos3.state import Layout
+from phyai.models.cosmos3.vae.config import WanVAEConfig
+from phyai.models.cosmos3.vae.random_weights import tiny_config
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "cosmos3-performance.md"
+
+
+class Run:
+    """One run of the benchmark, whose results are stored as they come.
+
+    Args:
+        arguments: of the command line.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.tiny = arguments.tiny
+        self.device = torch.device("cpu" if self.tiny else "cuda")
+        self.dtype = torch.float32 if self.tiny else torch.bfloat16
+        self.config, self.vae, self.video = Cosmos3Config.nano(), WanVAEConfig(), VIDEO_720P
+        self.contract = PolicyContract.nano()
+        if self.tiny:
+            latent: dict[str, Any] = {"latent_channel": 6, "patch_latent_dim": 24}
+            self.config = Cosmos3Config.tiny(
+                num_hidden_layers=2, num_embodiment_domains=9, **latent
+            )
+            self.vae, self.video = tiny_config(), Layout(2, 6, 6, fps=24.0)
+            self.contract = PolicyContract(chunk=4, tier="256", sampling=Sampling(2, 3.0, 5.0))
+        self.document: dict[str, Any] = {}
+        output = arguments.output
+        if output is not None and output.exists():
+            self.document = json.loads(output.read_text(encoding="utf-8"))
+        self.document["date"] = datetime.now(UTC).date().isoformat()
+        self.document["environment"] = environment(self.device, arguments.commit)
+
+    def store(self) -> None:
+        """Write what is known so far."""
+        output = self.arguments.output
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+
+    def policies(self) -> None:
+        """Measure the DROID contract under every policy; what one cannot do is its error."""
+        arguments = self.arguments
+        found = self.document.setdefault("policies", {})
+        reference: np.ndarray | None = None
+        for policy in [*arguments.policy] or [None]:
+            name = "default" if policy is None else policy.stem
+            found[name] = entry = self._policy(policy)
+            actions = entry.pop("actions", None)
+            if actions is not None and reference is None:
+                reference = actions
+            elif actions is not None and reference is not None:
+                entry["actions_to_first"] = cosines(actions, reference)
+            print(name, json.dumps({k: entry[k] for k in entry if k != "longest"}), flush=True)
+            self.store()
+            _free()
+
+    def _policy(self, policy: Path | None) -> dict[str, Any]:
+        try:
+            return measure_policy(
+                self.config,
+                self.vae,
+                policy,
+                device=str(self.device),
+                dtype=self.dtype,
+                contract=self.contract,
+                requests=self.arguments.requests,
+                listed=self.arguments.kernels,
+            )
+        except Exception as error:  # the other policies are still worth measuring
+            print(policy, error, file=sys.stderr)
+            return {"error": describe(error)}
+
+    def diffusers(self) -> None:
+        """Time diffusers' own pipeline."""
+        sizes: dict[str, Any] = {}
+        if self.tiny:
+            sizes = {"tier": 256, "chunk": 4, **_tiny_diffusers()}
+        found = self.document["diffusers"] = {}
+        parts = time_diffusers(self.device, compiled=self.arguments.compile, **sizes)
+        for name, value in parts:
+            print("diffusers", name, value, flush=True)
+            found[name] = value
+            self.store()
+        _free()
+
+    def long_video(self) -> None:
+        """Time one step of a long video with each kernel of attention."""
+        base = self.arguments.policy[0] if self.arguments.policy else None
+        with kernels(base, str(self.device)):
+            model = random_transformer(
+                self.config, params_dtype=self.dtype, device=self.device, domains=[DROID_DOMAIN]
+            )
+        tokens = self.video.tokens(self.config.latent_patch_size)
+        found = self.document["video"] = {"tokens": tokens, "rows": {}}
+        for name, entry in time_video_step(model, self.video):
+            print("video", name, entry, flush=True)
+            found["rows"][name] = entry
+            self.store()
+        del model
+        _free()
+
+    def branches(self) -> None:
+        """Time guidance branches on two devices."""
+        layout = Layout(2, 4, 4, fps=15.0) if self.tiny else DROID_LAYOUT
+        found = self.document.setdefault("parallel", {})
+        for policy in [*self.arguments.policy] or [None]:
+            name = "default" if policy is None else policy.stem
+            found[name] = time_branches(
+                self.config,
+                layout,
+                self.contract.sampling,
+                dtype=self.dtype,
+                kind=self.device.type,
+                policy=policy,
+            )
+            print("parallel", name, found[name], flush=True)
+            self.store()
+
+
+def _tiny_diffusers() -> dict[str, Any]:
+    from _diffusers import VAE
+
+    transformer = {
+        "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 128,
+        "latent_channel": 4, "latent_patch_size": 2, "patch_latent_dim": 16, "action_gen": True,
+        "action_dim": 12, "num_embodiment_domains": 9, "rope_axes_dim": [4, 2, 2],
+    }  # fmt: skip
+    latent = {"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    return {
+        "transformer": transformer,
+        "vae": {**VAE, "base_dim": 8, "decoder_base_dim": 8, "num_res_blocks": 1, **latent},
+        "runs": 1,
+    }
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, then measure or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", type=Path, action="append", default=[])
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--kernels", type=int, default=12, help="listed, by their time")
+    parser.add_argument("--no-policies", action="store_true", help="skip the DROID contract")
+    parser.add_argument("--diffusers", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="also diffusers' compiled layers")
+    parser.add_argument("--video", action="store_true")
+    parser.add_argument("--parallel", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal on the CPU")
+    parser.add_argument("--commit", help="commit to record where git shows another or none")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--page", type=Path, help="stored results to write the page from")
+    arguments = parser.parse_args(argv)
+    if arguments.page is not None:
+        PAGE.write_text(page(json.loads(arguments.page.read_text())), encoding="utf-8")
+        return
+    if not (arguments.tiny or torch.cuda.is_available()):
+        parser.error("this benchmark needs an NVIDIA GPU; --tiny rehearses it on the CPU")
+    run = Run(arguments)
+    if not (arguments.no_policies or arguments.video or arguments.parallel):
+        run.policies()
+    if arguments.diffusers:
+        run.diffusers()
+    if arguments.video:
+        run.long_video()
+    if arguments.parallel:
+        run.branches()
+
+
+if __name__ == "__main__":
+    main()

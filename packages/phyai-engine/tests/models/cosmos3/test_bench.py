@@ -1,0 +1,119 @@
+"""What the benchmarks report, at sizes that run on a CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from phyai.models.cosmos3 import bench, bench_parallel
+from phyai.models.cosmos3.bench_video import sqnr_db, time_video_step
+from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.droid import PolicyContract
+from phyai.models.cosmos3.random_weights import random_transformer
+from phyai.models.cosmos3.sampler import Sampling
+from phyai.models.cosmos3.state import ActionLayout, Layout
+from phyai.models.cosmos3.vae.random_weights import tiny_config
+
+CONFIG = Cosmos3Config.tiny(
+    num_hidden_layers=2, latent_channel=6, patch_latent_dim=24, num_embodiment_domains=9
+)
+SMALL = PolicyContract(chunk=4, tier="256", sampling=Sampling(2, 3.0, 5.0))
+FP8 = {
+    "quantization": {
+        "rules": [
+            {
+                "match": {"regex": r"gen_layers\.\d+\.mlp\.\w+$"},
+                "weight": {"dtype": "fp8_e4m3"},
+                "input": {"dtype": "fp8_e4m3"},
+                "stored_by": "fp8_rows",
+            }
+        ]
+    }
+}
+
+
+def measure(policy):
+    return bench.measure_policy(
+        CONFIG,
+        tiny_config(),
+        policy,
+        device="cpu",
+        dtype=torch.float32,
+        contract=SMALL,
+        requests=2,
+        listed=2,
+    )
+
+
+def test_a_policys_stages_floor_and_actions():
+    found = measure(None)
+    assert found["actions"].shape == (2, 4, 8)
+    stages = {"preprocess", "encode", "prefill", "denoise", "total", "request"}
+    assert stages <= set(found["ms"])
+    assert all(found["ms"][name]["p50"] > 0 for name in stages)
+    assert found["ms"]["request"]["p50"] >= found["ms"]["denoise"]["p50"]
+    assert found["ratio"]["denoise"] == pytest.approx(
+        found["ms"]["denoise"]["p50"] / found["floor_ms"]["denoise"], rel=0.5
+    )
+    assert found["longest"] == []
+    assert found["floor_ms"]["prefill"] == 0, "texts are cached"
+    narrow = measure(FP8)
+    assert narrow["floor_ms"]["denoise"] != found["floor_ms"]["denoise"]
+    compared = bench.cosines(narrow["actions"], found["actions"])
+    assert 0.9 < compared["least_cosine"] <= compared["mean_cosine"] < 1
+    assert compared["largest_radians"] > 0
+
+
+def test_requests_of_a_seed_are_equal_and_texts_have_the_asked_length():
+    one, other = bench.droid_request(3), bench.droid_request(3)
+    assert np.array_equal(one.wrist, other.wrist)
+    assert not np.array_equal(one.wrist, bench.droid_request(4).wrist)
+    tokens = bench.CountedTokens(50)
+    assert [len(tokens.encode(text)) for text in ("a", "")] == [82, 10]
+    assert tokens.encode("a") == tokens.encode("a") != tokens.encode("b")
+
+
+def test_a_video_step_with_each_row():
+    model = random_transformer(CONFIG, params_dtype=torch.float32, device="cpu")
+    rows = {
+        "reference": ("eager.attention", {}),
+        "same": ("sdpa.attention", {"sdpa_backend": "flash"}),
+        "absent": ("piper.attention", {}),
+    }
+    found = dict(time_video_step(model, Layout(2, 6, 6, fps=24.0), rows, runs=2))
+    assert len(found["reference"]["ms"]) == 2
+    assert "sqnr_db" not in found["reference"]
+    assert found["same"]["sqnr_db"] > 80
+    assert "NoKernelError" in found["absent"]["error"]
+    assert sqnr_db(torch.tensor([1.1]), torch.tensor([1.0])) == pytest.approx(20, abs=1e-3)
+
+
+class OneProcess:
+    """Calls the object of rank 0 here; what two ranks exchange is tested with the model."""
+
+    def __init__(self, ranks, make, *arguments, backend):
+        assert (ranks, backend) == (2, "gloo")
+        self.rank = make(0, *arguments)
+
+    def call(self, method, *arguments, **options):
+        return getattr(self.rank, method)(*arguments, **options)
+
+    def close(self):
+        self.rank = None
+
+
+def test_branches_on_two_ranks(monkeypatch):
+    monkeypatch.setattr(bench_parallel, "Workers", OneProcess)
+    places = []
+    monkeypatch.setattr(
+        bench_parallel, "join", lambda **sizes: places.append(sizes) or bench_parallel.Parallel()
+    )
+    action = ActionLayout(3, 0, (0,), 4, 2)
+    layout = Layout(2, 4, 4, clean_frames=(0,), fps=15.0, action=action)
+    found = bench_parallel.time_branches(
+        CONFIG, layout, Sampling(2, 3.0, 5.0), dtype=torch.float32, kind="cpu", runs=2
+    )
+    assert places == [{"cfg_size": 2}]
+    assert found["relative_difference"] == 0
+    assert len(found["one_device_ms"]) == len(found["two_devices_ms"]) == 2
+    least = min(found["one_device_ms"]) / min(found["two_devices_ms"])
+    assert found["speedup"] == pytest.approx(least, rel=1e-2)

@@ -1,0 +1,85 @@
+"""The benchmark of Cosmos3, rehearsed on the CPU, and the page of its results."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module("benchmark_cosmos3")
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def document(benchmark, tmp_path_factory):
+    """Results of two policies and of a video, in two runs that share a file."""
+    folder = tmp_path_factory.mktemp("cosmos3")
+    portable = folder / "portable.yaml"
+    portable.write_text("schema: phyai.kernel/v1\nprofile: static\n")
+    refused = folder / "refused.yaml"
+    refused.write_text(f"{portable.read_text()}overrides: [{{use: piper.attention}}]\n")
+    output = folder / "results.json"
+    common = ["--tiny", "--commit", "abc", "--output", str(output)]
+    policies = [f"--policy={portable}", f"--policy={refused}", "--requests=1"]
+    benchmark.main([*common, *policies])
+    benchmark.main([*common, "--video", "--diffusers"])
+    return json.loads(output.read_text())
+
+
+def test_runs_are_merged_and_refusals_kept(document):
+    assert document["environment"]["commit"] == "abc"
+    measured, refused = document["policies"].values()
+    assert measured["ms"]["total"]["p50"] > 0
+    assert measured["tokens"] > 0
+    assert "actions" not in measured
+    assert refused["error"].startswith("NoKernelError: ")
+    assert "\n" not in refused["error"]
+    rows = document["video"]["rows"]
+    assert rows["cuDNN"]["ms"]
+    assert "error" in rows["dense Piper"]
+    assert "diffusers" in document
+
+
+def test_the_page_shows_every_part(benchmark, document):
+    document = json.loads(json.dumps(document))
+    (name, measured), _ = document["policies"].items()
+    document["policies"]["other"] = {
+        **measured,
+        "actions_to_first": {"mean_cosine": 0.9, "least_cosine": 0.8, "largest_radians": 0.1},
+        "longest": [("gemm(float)", 4, 100.0)],
+    }
+    document["diffusers"] = {
+        "version": "1.2",
+        "eager": {"p50_ms": 900.0, "transformer_ms": 700.0, "first_ms": 2000.0},
+        "error": "TimeoutError: too slow",
+    }
+    document["parallel"] = {
+        "other": {"one_device_ms": [10.0], "two_devices_ms": [5.5], "speedup": 1.818}
+    }
+    text = benchmark.page(document)
+    spent = measured["ms"]["request"]["p50"]
+    assert f"| `{name}` |" in text
+    assert f"**{spent:.1f}**" in text
+    assert "| `other` | 0.9 | 0.8 | 0.1 |" in text
+    assert "`refused` was not measured: NoKernelError" in text
+    assert f"| eager | 900.0 | 700.0 | 2000.0 | {900 / spent:.2f} |" in text
+    assert "Not measured further: TimeoutError: too slow" in text
+    assert "| cuDNN |" in text
+    assert "dense Piper was not measured" in text
+    assert "| `other` | 10.0 | 5.5 | 1.818 |" in text
+    assert "| `gemm` | 4 | 100 | 25.0 |" in text
+    assert benchmark.page({"environment": document["environment"], "date": "2026"})
+
+
+def test_without_a_gpu_it_says_what_to_do(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        benchmark.main([])
+    assert "--tiny rehearses it on the CPU" in capsys.readouterr().err
