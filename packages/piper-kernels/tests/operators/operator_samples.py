@@ -107,6 +107,9 @@ def _int8(m):
         codes, rows = torch.ops.piper_kernels.convrot_int8_prepare_input(x, GROUP, None, scale)
         arguments = (codes, rows, *storage, None, torch.float16)
         yield Sample("convrot_int8_linear_prepared", label, arguments)
+    for label, operands in (("rows", (codes, rows)), ("empty", (codes[:0], rows[:0]))):
+        arguments = (*operands, *storage, bias, torch.float16, [32, 64, 64, 4, 2])
+        yield Sample("minimax_h3_vae_convrot_int8_linear_prepared", label, arguments)
     for activation, width in (("gelu_tanh", FEATURES), ("swiglu", 2 * FEATURES)):
         x = m.random(ROWS, width)
         yield Sample("convrot_int8_linear", activation, (x, *storage, bias, GROUP, activation))

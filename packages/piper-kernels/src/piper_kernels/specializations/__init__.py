@@ -1,0 +1,1 @@
+"""Schedules and fusions for the graphs of single models."""
