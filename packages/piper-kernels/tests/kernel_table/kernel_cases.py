@@ -8,6 +8,7 @@ from kernel_case import CUDA, KernelCase, native, precision
 from kernel_conv3d_cases import conv3d_cases
 from kernel_linear_cases import fusion_cases, int8_cases, nvfp4_cases
 from kernel_mixed_sign_cases import mixed_sign_cases
+from kernel_projection_cases import projection_cases
 from kernel_sm90_cases import coarse_cases, sm90_cases
 
 import piper_kernels
@@ -98,6 +99,7 @@ CASES = (
     *int8_cases(),
     *nvfp4_cases(),
     *fusion_cases(),
+    *projection_cases(),
     *preparation_cases(),
     *mixed_sign_cases(),
     *sm90_cases(),

@@ -72,7 +72,8 @@ def _turned(values, partners, cos, sin, FIRST: tl.constexpr, ROTARY: tl.constexp
         sines = tl.load(sin + feature[None, :], mask=inside, other=0.0)
     if FIRST + 64 <= HALF:
         return values * cosines - partners * sines
-    sines = tl.where((feature < HALF)[None, :], -sines, sines)
+    if FIRST < HALF:
+        sines = tl.where((feature < HALF)[None, :], -sines, sines)
     return values * cosines + partners * sines
 
 
