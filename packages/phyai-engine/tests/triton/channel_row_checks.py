@@ -66,7 +66,7 @@ def spread_sum(phases, bias, source, time, steps):
 def check_spread():
     # Frames of a cell, frames made of one, channels behind and before.
     for time, steps, channels, inputs in (
-        (1, 1, 7, 7), (1, 1, 8, 16), (2, 1, 5, 5), (2, 2, 5, 5), (2, 2, 8, 16), (2, 1, 129, 129),
+        (1, 1, 7, 7), (1, 1, 8, 16), (2, 1, 8, 16), (2, 2, 5, 5), (2, 2, 8, 16), (2, 1, 129, 129),
     ):  # fmt: skip
         for dtype, frames in product(STEPS, (1, 2)):
             source = normal(frames, 3, 2, inputs, dtype=dtype)

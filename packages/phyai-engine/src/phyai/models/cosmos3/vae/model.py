@@ -23,7 +23,8 @@ class WanVAE(nn.Module):
     """Encoder and decoder of Wan 2.2, or one of them.
 
     Clips go through in chunks with a bounded state: the encoder takes 1 frame and then 4 at a time,
-    the decoder one latent frame at a time. Norms reduce in fp32; fp32 models compute in fp32.
+    the decoder one latent frame at a time. Norms reduce in fp32; fp32 models compute in fp32. On a
+    GPU the first clip of a size takes longer, because cuDNN measures its algorithms.
 
     Args:
         config: sizes.
