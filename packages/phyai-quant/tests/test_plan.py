@@ -166,6 +166,18 @@ def test_other_fused_layers_name_their_legs():
         rules.resolve("a.in_proj_qkvgfab", legs=(*leaves, "in_proj_x"))
 
 
+def test_legs_may_have_other_names_in_the_checkpoint():
+    stored = ("layers.0.to_q", "layers.0.to_k", "layers.0.to_v")
+    rules = plan(("regex", r"layers\.0\.to_[qk]", FP8), ("name", "gen.v_proj", INT8))
+    decision = rules.explain("gen.qkv_proj", stored=stored)
+    assert [leg.scheme for leg in decision.legs] == [FP8, FP8, INT8]
+    assert [leg.matched_name for leg in decision.legs] == [*stored[:2], "gen.v_proj"]
+    assert rules.resolve("gen.to_out", stored=("layers.0.to_q",)) == FP8
+    assert rules.resolve("gen.qkv_proj", legs=("q_proj",)) is None
+    with pytest.raises(QuantConfigError, match="empty segment"):
+        rules.resolve("gen.to_out", stored=("layers..to_q",))
+
+
 def test_explain_names_the_rule_and_survives_disagreement():
     rules = plan(("name", "k_proj", None), default=FP8)
     decision = rules.explain(f"{ATTN}.qkv_proj")
