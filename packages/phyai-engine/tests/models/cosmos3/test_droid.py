@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.droid import ActionSpace, PolicyContract, Rounding, compose_views
@@ -264,16 +267,65 @@ class TestPoseSpace:
     [
         ({"joint_position": None}, "'joint_position' is missing"),
         ({"joint_position": JOINTS[:6]}, r"'joint_position' has shape \(6,\)"),
-        ({"joint_position": np.full(7, np.nan)}, "some not finite"),
+        ({"joint_position": np.full(7, np.nan)}, "numbers that are not finite"),
         ({"joint_position": ["a"] * 7}, "'joint_position' has shape"),
-        ({"gripper_position": None}, "'gripper_position' is missing; expected a number"),
+        ({"gripper_position": None}, "'gripper_position' is missing; expected a finite number"),
         ({"gripper_position": [0.1, 0.2]}, "'gripper_position' has shape"),
+        ({"gripper_position": 1e39}, "numbers that are not finite"),
+        ({"joint_position": [[1], [2, 3]]}, "'joint_position' is no array"),
         ({"history": np.ones((2, 9))}, "expected nx8 finite numbers"),
     ],
 )
 def test_bad_states_are_named(changes, message):
     with pytest.raises(ProcessingError, match=message):
         plan_policy(views(**changes), setup())
+
+
+NUMBERS = st.one_of(
+    st.none(),
+    st.text(max_size=3),
+    st.floats(),
+    st.integers(),
+    st.lists(st.floats(), max_size=9),
+    st.lists(st.lists(st.floats(width=32), max_size=9), max_size=3),
+    arrays(
+        st.sampled_from([np.float16, np.float64, np.int8, np.bool_, np.complex64, "U2", object]),
+        array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8),
+    ),
+)
+FRAMES = st.one_of(
+    st.none(),
+    arrays(
+        st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]),
+        array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    ),
+)
+
+
+@given(
+    joint_position=NUMBERS | st.just(JOINTS),
+    gripper_position=NUMBERS | st.floats(0, 1),
+    history=NUMBERS,
+    eef_position=NUMBERS,
+    eef_quaternion=NUMBERS,
+    image=FRAMES | st.just(np.zeros((3, 8, 8), np.uint8)),
+    space=st.sampled_from(ActionSpace),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_observation_is_planned_or_refused_by_name(image, space, **state):
+    request = PolicyRequest(prompt="go", image=image, **state)
+    contract = PolicyContract(space=space, chunk=4, tier="256")
+    plan, refusal = None, ""
+    try:
+        plan = plan_policy(request, setup(contract))
+    except ProcessingError as error:
+        refusal = str(error)
+    if plan is None:
+        assert any(f"'{name}'" in refusal for name in (*state, "image", "wrist"))
+        return
+    assert plan.rows is None or plan.rows.isfinite().all()
+    assert plan.pixels.isfinite().all()
+    assert plan.pixels.abs().max() <= 1
 
 
 def test_gripper_may_be_a_vector_of_one():

@@ -158,13 +158,15 @@ class TestEmbodiments:
     @pytest.mark.parametrize(
         ("actions", "chunk", "message"),
         [
-            (np.ones((4, 3)), None, "has shape \\(4, 3\\).*expected 4x2 numbers"),
+            (np.ones((4, 3)), None, r"has shape \(4, 3\) .*expected nx2 finite numbers"),
             (np.ones((8, 2)), 4, "expected 4x2"),
             (np.ones((5, 2)), None, "chunk is 5"),
-            (np.ones(4), None, "has shape \\(4,\\)"),
+            (np.ones(4), None, r"has shape \(4,\)"),
             (np.full((4, 2), np.inf), None, "not finite"),
+            (np.full((4, 2), 1e39), None, "not finite"),
             (np.full((4, 2), "x"), None, "dtype <U1"),
-            (np.float64(3), None, "must be rows of numbers"),
+            ([[1.0, 2.0], [3.0]], None, "'actions' is no array"),
+            (None, None, "'actions' is missing"),
         ],
     )
     def test_bad_actions_are_named(self, actions, chunk, message):

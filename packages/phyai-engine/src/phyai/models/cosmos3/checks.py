@@ -1,8 +1,11 @@
 """Checks of the numbers in requests."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from phyai.processing.errors import ProcessingError
 
@@ -33,3 +36,38 @@ def check_rate(name: str, value: Any) -> float:
     if not (math.isfinite(rate) and rate > 0):
         raise ProcessingError(f"{name} is {value!r}; allowed: positive numbers")
     return rate
+
+
+def check_array(name: str, value: Any, shape: Sequence[int | None]) -> np.ndarray:
+    """Returns numbers of a shape in fp64; a single number may come as a vector of one.
+
+    Args:
+        name: argument, for messages.
+        value: what was given.
+        shape: sizes, None for any.
+
+    Raises:
+        ProcessingError: for a missing value, another shape or dtype, or numbers that are not finite
+            in fp32.
+    """
+    sizes = "x".join("n" if size is None else str(size) for size in shape)
+    expected = f"expected {sizes} finite numbers" if sizes else "expected a finite number"
+    if value is None:
+        raise ProcessingError(f"{name!r} is missing; {expected}")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ProcessingError(f"{name!r} is no array ({error}); {expected}") from error
+    if shape == () and array.shape == (1,):
+        array = array[0]
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype.kind not in "fiu":
+        raise ProcessingError(
+            f"{name!r} has shape {array.shape} and dtype {array.dtype}; {expected}"
+        )
+    numbers = np.asarray(array, dtype=np.float64)
+    if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        raise ProcessingError(f"{name!r} has numbers that are not finite; {expected}")
+    return numbers

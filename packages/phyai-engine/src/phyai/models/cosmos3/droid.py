@@ -1,6 +1,6 @@
 """The contract of the released DROID policies: views, state row, action spaces."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.models.cosmos3.canvas import as_uint8
-from phyai.models.cosmos3.checks import check_count, check_rate
+from phyai.models.cosmos3.checks import check_array, check_count, check_rate
 from phyai.models.cosmos3.domains import find_domain
 from phyai.models.cosmos3.normalizers import ActionNormalizer
 from phyai.models.cosmos3.poses import (
@@ -122,10 +122,10 @@ class PolicyContract:
         """
         rows = np.empty((0, self.raw_dim))
         if request.history is not None:
-            rows = _array("history", request.history, (None, self.raw_dim))
+            rows = check_array("history", request.history, (None, self.raw_dim))
         if self.space is ActionSpace.JOINT_POSITION:
-            joints = _array("joint_position", request.joint_position, (7,))
-            gripper = _array("gripper_position", request.gripper_position, ())
+            joints = check_array("joint_position", request.joint_position, (7,))
+            gripper = check_array("gripper_position", request.gripper_position, ())
             rows = np.concatenate([rows, [[*joints, gripper]]])
         elif len(rows) == 0:
             return rows.astype(np.float32)
@@ -219,28 +219,8 @@ def _flip_gripper(rows: np.ndarray) -> np.ndarray:
 
 
 def _pose(request: PolicyRequest) -> tuple[np.ndarray, np.ndarray]:
-    position = _array("eef_position", request.eef_position, (3,))
-    quaternion = _array("eef_quaternion", request.eef_quaternion, (4,))
+    position = check_array("eef_position", request.eef_position, (3,))
+    quaternion = check_array("eef_quaternion", request.eef_quaternion, (4,))
     if not np.linalg.norm(quaternion) > 1e-6:
         raise ProcessingError("'eef_quaternion' is zero; send x, y, z, w of a rotation")
     return position, rotation_from_quaternion(quaternion)
-
-
-def _array(name: str, value: Any, shape: Sequence[int | None]) -> np.ndarray:
-    """Returns finite fp64 numbers of a shape; a single number may come as a vector of one."""
-    expected = f"expected {'x'.join('n' if n is None else str(n) for n in shape) or 'a number'}"
-    if value is None:
-        raise ProcessingError(f"{name!r} is missing; {expected} finite numbers")
-    array = np.asarray(value)
-    if shape == () and array.shape == (1,):
-        array = array[0]
-    fits = array.ndim == len(shape) and all(
-        wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-        detail = "" if not fits or array.dtype.kind not in "fiu" else ", some not finite"
-        raise ProcessingError(
-            f"{name!r} has shape {array.shape} and dtype {array.dtype}{detail}; {expected} finite "
-            "numbers"
-        )
-    return np.asarray(array, dtype=np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from phyai.models.cosmos3.canvas import content_cells, fit_canvas, to_frames
-from phyai.models.cosmos3.checks import check_count, check_rate
+from phyai.models.cosmos3.checks import check_array, check_count, check_rate
 from phyai.models.cosmos3.domains import Viewpoint, find_domain
 from phyai.models.cosmos3.droid import compose_views
 from phyai.models.cosmos3.normalizers import ActionNormalizer
@@ -145,9 +145,7 @@ def _pixels(
         frames = to_frames([request.image], "image")
         chunk = preset if request.chunk is None else request.chunk
         if isinstance(request, ForwardDynamicsRequest) and request.chunk is None:
-            if not np.ndim(request.actions):
-                raise ProcessingError("'actions' is one number; it must be rows of numbers")
-            chunk = len(request.actions)
+            chunk = len(check_array("actions", request.actions, (None, None)))
     check_count("chunk", chunk, least=TEMPORAL, step=TEMPORAL)
     pixels, content = fit_canvas(frames.to(setup.device), tier)
     return pixels, content_cells(content), chunk
@@ -192,15 +190,7 @@ def _check_normalizer(normalizer: ActionNormalizer | None, raw_dim: int) -> None
 
 
 def _given_actions(request: ForwardDynamicsRequest, raw_dim: int) -> np.ndarray:
-    actions = np.asarray(request.actions)
-    length = len(actions) if request.chunk is None else request.chunk
-    if actions.shape != (length, raw_dim) or actions.dtype.kind not in "fiu":
-        raise ProcessingError(
-            f"'actions' has shape {actions.shape} and dtype {actions.dtype}; expected "
-            f"{length}x{raw_dim} numbers"
-        )
-    if not np.isfinite(actions).all():
-        raise ProcessingError("'actions' has numbers that are not finite")
+    actions = check_array("actions", request.actions, (request.chunk, raw_dim))
     return actions if request.normalizer is None else request.normalizer.normalize(actions)
 
 
