@@ -8,12 +8,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import eq, family_in, is_none, is_set, lib, one_of
+from phyai.dispatch.conditions import (
+    compare,
+    divisible,
+    eq,
+    family_in,
+    is_none,
+    is_set,
+    lib,
+    one_of,
+)
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
 from phyai.kernels import attention_piper
-from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
+from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, NVIDIA, VECTOR, half, returns
 
 HOPPER = family_in("sm9")
 BLACKWELL = family_in("sm10", "sm11")
@@ -109,6 +118,15 @@ def _check_sdpa(params: Mapping[str, Any]) -> None:
         raise ValueError(f"sdpa_backend is {name!r}; allowed: {', '.join(SDPA_BACKENDS)}")
 
 
+def _narrow(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
+    from phyai.triton.narrow_attention import narrow_attention
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        return narrow_attention(q, k, v, scale=scale)
+
+    return run
+
+
 def _flashinfer(backend: str) -> Callable[..., Any]:
     def prepare(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
         from phyai.kernels.flashinfer_attention import ragged_runner
@@ -197,6 +215,26 @@ def populate(catalog: Catalog) -> None:
             priority=Priority.OPTIMIZED,
             accepts=("sdpa_backend",),
             check_params=_check_sdpa,
+        )
+    )
+    catalog.register(
+        Impl(
+            kernel_id="triton.attention.narrow",
+            op="attention",
+            when=all_of(
+                NVIDIA,
+                lib("triton"),
+                padded,
+                eq("attrs.causal", False, FactKind.BOOL),
+                half("input", "key", "value"),
+                compare("shape.head_dim", ">=", 32),
+                compare("shape.head_dim", "<=", 128),
+                divisible("shape.head_dim", VECTOR),
+                plain,
+            ),
+            prepare=_narrow,
+            priority=Priority.GENERAL,
+            metadata={"package": "triton"},
         )
     )
     catalog.register(
