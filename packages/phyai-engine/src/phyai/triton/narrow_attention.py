@@ -2,6 +2,7 @@
 
 # ruff: noqa: ANN001  # kernel arguments are pointers and integers
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 
 import torch
 import triton
