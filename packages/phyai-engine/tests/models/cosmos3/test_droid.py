@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from phyai.models.cosmos3.canvas import fit_canvas
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.droid import ActionSpace, PolicyContract, Rounding, compose_views
 from phyai.models.cosmos3.noise import native_noise, start
@@ -65,6 +66,16 @@ class TestViews:
             quads = view.reshape(180, 2, 320, 2, 3).astype(np.float64).mean((1, 3))
             half = frame[360:, 320 * index : 320 * (index + 1)]
             assert np.array_equal(half, np.trunc(quads).astype(np.uint8))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("rounding", Rounding)
+    def test_device_makes_the_same_picture(self, rounding):
+        request = views()
+        there = compose_views(request, rounding, "cuda")
+        assert torch.equal(there.cpu(), compose_views(request, rounding))
+        pixels, _ = fit_canvas(there, "480")
+        expected, _ = fit_canvas(there.cpu(), "480")
+        torch.testing.assert_close(pixels.cpu(), expected, rtol=0, atol=2e-7)
 
     def test_rounding_differs_from_truncation_by_one_at_most(self):
         request = views()

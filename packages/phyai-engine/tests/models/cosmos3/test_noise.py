@@ -101,6 +101,15 @@ def test_source_keeps_the_last_draws():
     assert half.action.dtype == torch.float32
 
 
+@pytest.mark.gpu
+def test_source_of_a_device_waits_in_pinned_memory():
+    source = NoiseSource(4, WIDTHS, torch.device("cuda"))
+    assert source.prepare("native", 1, LAYOUT).video.is_pinned()
+    there = source.get("native", 1, LAYOUT)
+    assert there.sound.is_cuda
+    assert torch.equal(there.video.cpu(), native_noise(1, 4, LAYOUT, WIDTHS).video)
+
+
 def test_given_noise_must_fit():
     noise = native_noise(0, 4, LAYOUT, WIDTHS)
     check_noise(noise, 4, LAYOUT, WIDTHS)

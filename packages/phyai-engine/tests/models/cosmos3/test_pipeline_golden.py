@@ -34,6 +34,8 @@ REPOSITORY = FIXTURES / "pipeline"
 BAR = 5e-6
 """Of the largest magnitude, after 8 forwards in fp32."""
 
+DEVICE_BAR = 1e-4
+
 SAMPLING = Sampling(4, 3.0, 5.0)
 DOMAIN, RAW_DIM, CHUNK = "bridge_orig_lerobot", 10, 4
 
@@ -99,26 +101,31 @@ class Pipeline(Cosmos3Pipeline):
         self._denoise = run
 
 
-@pytest.fixture(scope="module")
-def parts():
-    vae = WanVAE.from_config(json.loads((REPOSITORY / "vae" / "config.json").read_text()))
+def load(device):
+    config = json.loads((REPOSITORY / "vae" / "config.json").read_text())
+    vae = WanVAE.from_config(config, device=device)
     sizes = {"dec_dim": 4, "dec_c_mults": [1] * 5, "vocoder_input_dim": 5}
-    sound = SoundDecoder.from_config(sizes)
+    sound = SoundDecoder.from_config(sizes, device=device)
     for parameter in sound.parameters():
         parameter.data.fill_(0.01)
-    transformer = load_transformer(REPOSITORY, params_dtype=torch.float32)
+    transformer = load_transformer(REPOSITORY, device=device, params_dtype=torch.float32)
     tokenizer = Cosmos3Tokenizer.from_folder(REPOSITORY / "text_tokenizer")
     return transformer, fill(vae), tokenizer, sound
 
 
-def build(parts, **options):
-    return Pipeline(*parts, device=torch.device("cpu"), style=PromptStyle.DIFFUSERS, **options)
+@pytest.fixture(scope="module")
+def parts():
+    return load("cpu")
 
 
-def close(found, expected):
+def build(parts, device="cpu", **options):
+    return Pipeline(*parts, device=torch.device(device), style=PromptStyle.DIFFUSERS, **options)
+
+
+def close(found, expected, bar=BAR):
     scale = float(expected.abs().max())
     assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) <= BAR * scale
+    assert float((found - expected).abs().max()) <= bar * scale
 
 
 def noise_of(case):
@@ -162,6 +169,21 @@ def test_positions_of_diffusers(mode, golden, parts):
     # diffusers has sound before actions.
     order = [*range(video), *range(video + rows, len(found)), *range(video, video + rows)]
     assert torch.equal(found[order].T, expected[:, len(ids) :])
+
+
+@pytest.mark.gpu
+def test_modes_on_the_device(golden):
+    """In fp32; sums have another order there."""
+    parts = load("cuda")
+    for mode, request in REQUESTS.items():
+        case = {
+            k.removeprefix(f"{mode}."): v for k, v in golden.items() if k.startswith(f"{mode}.")
+        }
+        pipeline = build(parts, "cuda", system_prompt=mode == "text_to_video")
+        result = pipeline.run(request, noise=noise_of(case))
+        close(result.latents.cpu(), case["final_video"][0], DEVICE_BAR)
+        if "final_action" in case:
+            close(torch.from_numpy(result.normalized), case["final_action"], DEVICE_BAR)
 
 
 def test_clean_frames_do_not_drift(golden, parts):
