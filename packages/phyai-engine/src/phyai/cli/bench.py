@@ -1,4 +1,4 @@
-"""``phyai bench pi05``: latency of a full-size model of random weights against the floor."""
+"""``phyai bench``: latency of a full-size model of random weights against the floor."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from phyai.cli import engines, options
+from phyai.cli.bench_cosmos3 import bench_cosmos3
 from phyai.cli.errors import CliError
 from phyai.cli.output import (
     make_table,
@@ -17,6 +18,7 @@ from phyai.cli.output import (
 )
 
 app = typer.Typer(help="Time a policy stage by stage.", no_args_is_help=True)
+app.command(name="cosmos3")(bench_cosmos3)
 
 Batches = Annotated[
     list[int] | None,
