@@ -56,17 +56,22 @@ def attend(
     is_causal: bool,
     dtype: torch.dtype,
     plan: AttentionPlan,
+    origin: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return dense Piper attention, ``[B, Hq, query_length, D]``.
 
     Storage is that of ``piper_attention.prepared`` with the granularity of the plan and rows
-    padded to 64; ``value_mean`` is ``None`` when causal.
+    padded to 64; ``value_mean`` is ``None`` when causal. ``origin`` is the position of the first
+    query among the keys, a multiple of 64. The features of ``out`` are contiguous and the heads
+    of its batches equally far apart; by default it is allocated.
     """
     batch, heads, stored_queries, head_dim = query_codes.shape
     kv_heads, stored_keys = key_codes.shape[1:3]
-    out = torch.empty(
-        (batch, heads, query_length, head_dim), dtype=dtype, device=query_codes.device
-    )
+    if out is None:
+        out = torch.empty(
+            (batch, heads, query_length, head_dim), dtype=dtype, device=query_codes.device
+        )
     grid = (triton.cdiv(query_length, plan.block_m) * batch * heads,)
     mean = value_multiplier if value_mean is None else value_mean
     with launch_guard(out.device), stage_hook(plan):
@@ -74,7 +79,7 @@ def attend(
             dense_kernel[grid](
                 query_codes, query_scale, key_codes, key_scale, value_codes, value_multiplier,
                 mean, out, query_length, key_length, stored_queries // BLOCK,
-                stored_keys // BLOCK, heads,
+                stored_keys // BLOCK, heads, origin, *out.stride()[1:3],
                 **dense_constants(plan, head_dim, heads // kv_heads, is_causal),
                 num_warps=plan.num_warps, num_stages=plan.num_stages,
             )  # fmt: skip

@@ -79,19 +79,23 @@ def add_tile(
 
 @triton.jit
 def store_features(
-    out, numerator, denominator, mean, row, query_length, HEAD_DIM: tl.constexpr,
-    FEATURE: tl.constexpr, CENTERED: tl.constexpr,
+    out, numerator, denominator, mean, row, query_length, row_stride, FEATURE: tl.constexpr,
+    CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Divide, add the mean of the values and store some features of the rows of a head."""
     feature = FEATURE + tl.arange(0, numerator.shape[1])
     result = numerator / (tl.maximum(denominator, 1e-30) * 255.0)[:, None]
     if CENTERED:
         result += tl.load(mean + feature)[None, :]
-    at = row.to(tl.int64)[:, None] * HEAD_DIM + feature[None, :]
+    at = row.to(tl.int64)[:, None] * row_stride + feature[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(row < query_length)[:, None])
 
 
-@triton.jit(do_not_specialize=["query_length", "key_length", "query_blocks", "key_blocks", "heads"])
+@triton.jit(
+    do_not_specialize=[
+        "query_length", "key_length", "query_blocks", "key_blocks", "heads", "origin",
+    ]
+)  # fmt: skip
 def dense_kernel(
     query_codes,
     query_scale,
@@ -106,6 +110,9 @@ def dense_kernel(
     query_blocks,
     key_blocks,
     heads,
+    origin,
+    head_stride,
+    row_stride,
     HEAD_DIM: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -129,12 +136,15 @@ def dense_kernel(
         value_multiplier: Pointer to FP32 ``[B, heads / GROUPS, 64 * key_blocks]``, 255 times the
             value scale.
         value_mean: Pointer to FP32 ``[B, heads / GROUPS, HEAD_DIM]``; not read when causal.
-        out: Pointer to floating ``[B, heads, query_length, HEAD_DIM]``.
+        out: Pointer to floating ``[B * heads, query_length, HEAD_DIM]``, features contiguous.
         query_length: Queries.
         key_length: Keys.
         query_blocks: Stored blocks of 64 queries.
         key_blocks: Stored blocks of 64 keys.
         heads: Query heads.
+        origin: Position of the first query among the keys, a multiple of 64; for the mask.
+        head_stride: Elements between the heads of ``out``.
+        row_stride: Elements between its queries.
         HEAD_DIM: 64 or 128.
         GROUPS: Query heads per key-value head.
         BLOCK_M: Queries of a program.
@@ -175,23 +185,26 @@ def dense_kernel(
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     offset = tl.zeros((BLOCK_M,), tl.float32)
 
-    stop = tl.minimum(start + BLOCK_M, key_length) if CAUSAL else key_length
-    unmasked = (start if CAUSAL else key_length) // 64 * 64
+    position = row + origin
+    stop = tl.minimum(start + origin + BLOCK_M, key_length) if CAUSAL else key_length
+    unmasked = (start + origin if CAUSAL else key_length) // 64 * 64
     for first in range(0, unmasked, 64):
         low, high, denominator, maximum, offset = add_tile(
-            low, high, denominator, maximum, offset, query, scale, row, key_codes, key_scale,
+            low, high, denominator, maximum, offset, query, scale, position, key_codes, key_scale,
             value_codes, value_multiplier, first, key_length, stored_keys, HEAD_DIM, KEY_GROUP,
             False, CAUSAL, SPLIT, BOUND, PACKED, PRODUCT,
         )  # fmt: skip
     for first in range(unmasked, stop, 64):
         low, high, denominator, maximum, offset = add_tile(
-            low, high, denominator, maximum, offset, query, scale, row, key_codes, key_scale,
+            low, high, denominator, maximum, offset, query, scale, position, key_codes, key_scale,
             value_codes, value_multiplier, first, key_length, stored_keys, HEAD_DIM, KEY_GROUP,
             True, CAUSAL, SPLIT, BOUND, PACKED, PRODUCT,
         )  # fmt: skip
 
-    out += lead * query_length * HEAD_DIM
+    out += lead * head_stride
     mean = value_mean + kv_lead * HEAD_DIM
-    store_features(out, low, denominator, mean, row, query_length, HEAD_DIM, 0, not CAUSAL)
+    store_features(out, low, denominator, mean, row, query_length, row_stride, 0, not CAUSAL)
     if SPLIT:
-        store_features(out, high, denominator, mean, row, query_length, HEAD_DIM, WIDTH, not CAUSAL)
+        store_features(
+            out, high, denominator, mean, row, query_length, row_stride, WIDTH, not CAUSAL
+        )

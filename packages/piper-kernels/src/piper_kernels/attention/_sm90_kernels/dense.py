@@ -57,11 +57,11 @@ def program_tile(query_tiles, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def pair_count(tile, keys, CAUSAL: gl.constexpr):
+def pair_count(tile, origin, keys, CAUSAL: gl.constexpr):
     """Return how many pairs of key tiles the 128 queries of a tile see."""
     seen = keys
     if CAUSAL:
-        seen = gl.minimum(keys, (tile + 1) * 2 * QUERY_ROWS)
+        seen = gl.minimum(keys, origin + (tile + 1) * 2 * QUERY_ROWS)
     return gl.cdiv(seen, PAIR_KEYS)
 
 
@@ -69,14 +69,14 @@ def pair_count(tile, keys, CAUSAL: gl.constexpr):
 def copy_partition(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring, s_ring,
     q_ready, k_ready, v_ready, empty, query_tiles, keys, stored_queries, stored_keys,
-    groups, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr,
+    groups, origin, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the pairs of key tiles that the queries of this program see."""
     STAGES: gl.constexpr = k_ring.shape[0]
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
     head, tile = program_tile(query_tiles, CAUSAL)
     key_head = head // groups
-    pairs = pair_count(tile, keys, CAUSAL)
+    pairs = pair_count(tile, origin, keys, CAUSAL)
     row = head * stored_queries + tile * 2 * QUERY_ROWS
     mbarrier.expect(q_ready.index(0), 2 * QUERY_ROWS * HEAD_DIM)
     for group in gl.static_range(2):
@@ -360,8 +360,8 @@ def attend_pairs(
 def attend_partition(
     q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries, keys, stored_queries,
-    stored_keys, groups, GROUP: gl.constexpr, CAUSAL: gl.constexpr, FP8: gl.constexpr,
-    PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
+    stored_keys, groups, origin, head_stride, row_stride, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
 ):  # fmt: skip
     """Compute the attention of the 64 queries of warpgroup ``GROUP`` of this program."""
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
@@ -376,7 +376,7 @@ def attend_partition(
     )
     head, tile = program_tile(query_tiles, CAUSAL)
     key_head = head // groups
-    pairs = pair_count(tile, keys, CAUSAL)
+    pairs = pair_count(tile, origin, keys, CAUSAL)
     tiles = stored_keys // TILE_KEYS
     k_scale += key_head.to(gl.int64) * tiles
     v_log_max += key_head.to(gl.int64) * tiles
@@ -385,6 +385,7 @@ def attend_partition(
     scale_row = head.to(gl.int64) * (stored_queries // 32)
     row_scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=0.0)
     steepest = gl.max(row_scales, axis=0) * largest_scale(k_scale, tiles)
+    rows += origin
     mbarrier.wait(q_ready.index(0), 0)
     query = q_tiles.index(GROUP)
     if steepest > MAX_STEP:
@@ -410,16 +411,16 @@ def attend_partition(
             vector = gl.load(v_vector + key_head * HEAD_DIM + features)
             output += gl.expand_dims(vector, 0)
     row = first_row + gl.arange(0, QUERY_ROWS, layout=gl.SliceLayout(1, PRODUCT))
-    out += head.to(gl.int64) * queries * HEAD_DIM
-    at = gl.expand_dims(row * HEAD_DIM, 1) + gl.expand_dims(features, 0)
+    out += head.to(gl.int64) * head_stride
+    at = gl.expand_dims(row.to(gl.int64) * row_stride, 1) + gl.expand_dims(features, 0)
     gl.store(out + at, output.to(out.dtype.element_ty), mask=gl.expand_dims(row < queries, 1))
 
 
-@gluon.jit(do_not_specialize=["query_tiles", "queries", "keys", "groups"])
+@gluon.jit(do_not_specialize=["query_tiles", "queries", "keys", "groups", "origin"])
 def dense_attention_kernel(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_scale, k_scale, v_log_max, v_vector, out,
-    query_tiles, queries, keys, stored_queries, stored_keys, groups,
-    CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
+    query_tiles, queries, keys, stored_queries, stored_keys, groups, origin, head_stride,
+    row_stride, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
     STAGES: gl.constexpr, COPY_REGISTERS: gl.constexpr, ATTEND_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attend from 128 queries of one head to the keys of its key head.
@@ -435,13 +436,16 @@ def dense_attention_kernel(
         k_scale: Pointer to FP32 ``[B * Hkv, Sk' / 64]``.
         v_log_max: Pointer to FP32 ``[B * Hkv, Sk' / 64]``.
         v_vector: Pointer to FP32 ``[B * Hkv, D]``: the mean, or the scales of E4M3 values.
-        out: Pointer to ``[B * Hq, queries, D]``.
+        out: Pointer to ``[B * Hq, queries, D]`` with contiguous features.
         query_tiles: ``ceil(queries / 128)``.
         queries: Queries without padding.
         keys: Keys without padding.
         stored_queries: ``Sq'``, a multiple of 64.
         stored_keys: ``Sk'``, a multiple of 64.
         groups: ``Hq / Hkv``.
+        origin: Position of the first query among the keys, a multiple of 128; for the mask.
+        head_stride: Elements between the heads of ``out``.
+        row_stride: Elements between its queries.
         CAUSAL: Whether later keys are hidden.
         FP8: Whether values are E4M3; then ``m_desc`` and ``s_desc`` are not read.
         PER_KEY: Whether every INT8 value has a scale; otherwise 64 keys share one, ``m_desc`` is
@@ -476,7 +480,8 @@ def dense_attention_kernel(
                 (
                     q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
                     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
-                    keys, stored_queries, stored_keys, groups, 0, CAUSAL, FP8, PER_KEY, HAS_MEAN,
+                    keys, stored_queries, stored_keys, groups, origin, head_stride, row_stride, 0,
+                    CAUSAL, FP8, PER_KEY, HAS_MEAN,
                 ),
             ),
             (
@@ -484,7 +489,8 @@ def dense_attention_kernel(
                 (
                     q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
                     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
-                    keys, stored_queries, stored_keys, groups, 1, CAUSAL, FP8, PER_KEY, HAS_MEAN,
+                    keys, stored_queries, stored_keys, groups, origin, head_stride, row_stride, 1,
+                    CAUSAL, FP8, PER_KEY, HAS_MEAN,
                 ),
             ),
             (
@@ -492,7 +498,7 @@ def dense_attention_kernel(
                 (
                     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring,
                     s_ring, q_ready, k_ready, v_ready, empty, query_tiles, keys,
-                    stored_queries, stored_keys, groups, CAUSAL, FP8, PER_KEY,
+                    stored_queries, stored_keys, groups, origin, CAUSAL, FP8, PER_KEY,
                 ),
             ),
         ],

@@ -77,9 +77,16 @@ def descriptor(tensor: Tensor, *block: int) -> TensorDescriptor:
 
 
 def attend(
-    operands: DenseOperands, queries: int, keys: int, is_causal: bool, dtype: torch.dtype
+    operands: DenseOperands,
+    queries: int,
+    keys: int,
+    is_causal: bool,
+    dtype: torch.dtype,
+    *,
+    origin: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return dense attention, contiguous ``[B, Hq, queries, D]``.
+    """Return dense attention ``[B, Hq, queries, D]``.
 
     Args:
         operands: Prepared queries, keys and values.
@@ -87,11 +94,15 @@ def attend(
         keys: Keys without padding.
         is_causal: Whether later keys are hidden.
         dtype: Of the result.
+        origin: Position of the first query among the keys, a multiple of 128; for the mask.
+        out: Room for the result with contiguous features; heads of batches are equally far
+            apart. ``None``: it is allocated, contiguous.
     """
     o = operands
     batch, heads, stored_queries, head_dim = o.query_codes.shape
     kv_heads, stored_keys = o.key_codes.shape[1:3]
-    out = o.query_scale.new_empty((batch, heads, queries, head_dim), dtype=dtype)
+    if out is None:
+        out = o.query_scale.new_empty((batch, heads, queries, head_dim), dtype=dtype)
     if out.numel() == 0:
         return out
     tiles = -(-queries // QUERY_TILE)
@@ -118,6 +129,8 @@ def attend(
             stored_queries,
             stored_keys,
             heads // kv_heads,
+            origin,
+            *out.stride()[1:3],
             CAUSAL=is_causal,
             FP8=scales is None,
             PER_KEY=per_key,
