@@ -15,7 +15,7 @@ from phyai.triton import channel_rows
 DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
 # The interpreter cuts values off where a GPU rounds them to bf16.
 STEPS = {torch.float32: 1e-6, torch.bfloat16: 4e-3 if DEVICE == "cuda" else 8e-3}
-SHAPES = ((1, 1), (3, 7), (17, 160), (5, 257), (2, 3, 1024))
+SHAPES = ((1, 1), (3, 7), (17, 160), (2, 2, 1024))
 GENERATOR = torch.Generator().manual_seed(0)
 
 
