@@ -113,7 +113,10 @@ def _scheme(scheme: "QuantScheme | None") -> dict[str, Any]:
     if scheme is None:
         return {"scheme": None}
     tensors = {"weight": scheme.weight, "input": scheme.input}
-    return {role: tensor_fields(tensor) for role, tensor in tensors.items() if tensor is not None}
+    fields: dict[str, Any] = {
+        role: tensor_fields(tensor) for role, tensor in tensors.items() if tensor is not None
+    }
+    return fields if scheme.stored_by is None else {**fields, "stored_by": scheme.stored_by}
 
 
 def tensor_fields(tensor: "TensorQuant") -> dict[str, Any]:
