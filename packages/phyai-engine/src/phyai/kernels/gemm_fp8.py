@@ -12,8 +12,10 @@ from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import all_of
 from phyai.kernels.conditions import NVIDIA
+from phyai.kernels.fp8_rows import Fp8Rows
 
 Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
+Product = Callable[[Any, Tensor | Fp8Rows, Tensor | None], Tensor]
 
 
 def scaled_product(
@@ -39,14 +41,15 @@ def scaled_product(
     return out if bias is None else out + bias
 
 
-def product(quantize: Quantize, *, fast: bool) -> Callable[[Any, Tensor, Tensor | None], Tensor]:
-    """Makes the callable of a row from the function that rounds its input."""
+def product(quantize: Quantize, *, fast: bool) -> Product:
+    """Makes the callable of a row from the function that rounds inputs that are not rounded yet."""
 
-    def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def run(layer: Any, x: Tensor | Fp8Rows, bias: Tensor | None) -> Tensor:
         rows = layer.weight.shape[0]
         if x.numel() == 0:
-            return x.new_zeros((*x.shape[:-1], rows))
-        out = scaled_product(layer, *quantize(x), bias, fast=fast)
+            return torch.zeros((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+        codes, scales = (x.codes, x.scales) if isinstance(x, Fp8Rows) else quantize(x)
+        out = scaled_product(layer, codes, scales, bias, fast=fast)
         return out.view(*x.shape[:-1], rows)
 
     return run
@@ -88,6 +91,6 @@ def register(catalog: Catalog) -> None:
             priority=Priority.OPTIMIZED,
             accepts=("fast_accumulation",),
             check_params=_check,
-            metadata={"package": "triton"},
+            metadata={"package": "triton", "takes_fp8_rows": True},
         )
     )

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from phyai.checkpoints.errors import CheckpointError
 from phyai.checkpoints.slots import TensorSlot
 from phyai.dispatch import CallSite
+from phyai.dispatch.selection import Selection
+from phyai.kernels.fp8_rows import Fp8Rows
 from phyai_quant import QuantConfigError, QuantScheme, get_active_plan, materialize
 from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
@@ -122,22 +124,31 @@ class Linear(nn.Module):
         )
         self._site = CallSite("gemm", role=role, dims={"N": self.out_features, "K": in_features})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
         return self._multiply(x, self.bias)
 
-    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        selection = self._site.select(
-            device=x.device,
+    def takes_fp8_rows(self, rows: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the product of ``rows`` rows reads `Fp8Rows` instead of values of ``dtype``."""
+        if self.spec.physical_signature.format != "fp8_e4m3":
+            return False
+        return bool(self._select(rows, dtype, device).impl.metadata.get("takes_fp8_rows"))
+
+    def _multiply(self, x: Tensor | Fp8Rows, bias: Tensor | None) -> Tensor:
+        selection = self._select(x.numel() // self.in_features, x.dtype, x.device)
+        return selection.execute(self, x, bias)
+
+    def _select(self, rows: int, dtype: torch.dtype, device: torch.device) -> Selection:
+        return self._site.select(
+            device=device,
             dtype={
-                "input": x.dtype,
-                "output": x.dtype,
+                "input": dtype,
+                "output": dtype,
                 "weight": self.spec.weight_dtype or self.params_dtype,
             },
             quant=self.spec.physical_signature,
-            dims={"M": x.numel() // self.in_features},
+            dims={"M": rows},
         )
-        return selection.execute(self, x, bias)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""

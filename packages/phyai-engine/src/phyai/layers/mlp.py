@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai.dispatch import CallSite
+from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers.linear import Leg, Linear
 
 
@@ -13,6 +14,7 @@ class Activation(nn.Module):
     def __init__(self, name: str, *, gated: bool, width: int) -> None:
         super().__init__()
         self.width = 2 * width if gated else width
+        self.name, self.gated = name, gated
         self._site = CallSite(
             "activation",
             role="mlp.activation",
@@ -26,6 +28,15 @@ class Activation(nn.Module):
             device=x.device, dtype={"input": x.dtype}, dims={"tokens": x.numel() // self.width}
         )
         return selection.execute(x)
+
+    def fp8_rows(self, x: Tensor) -> Fp8Rows:
+        """Does what `forward` does and rounds to FP8 at once, for a product that takes such rows.
+
+        Triton must run on the device of ``x``.
+        """
+        from phyai.triton.fp8_rows import activation_rows
+
+        return Fp8Rows(*activation_rows(x, self.name, gated=self.gated), x.dtype)
 
 
 class GatedMLP(nn.Module):

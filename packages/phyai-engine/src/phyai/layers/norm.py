@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, copy_slot
 from phyai.dispatch import CallSite, param_dtypes
+from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers.linear import Linear
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -68,6 +69,7 @@ class RMSNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.prefix, self.eps, self.width = prefix, eps, width
+        self.variant = variant
         self._site, self._add_site = (
             CallSite(op, role="norm", dims={"hidden": width}, attrs={"variant": variant})
             for op in ("rmsnorm", "rmsnorm_add")
@@ -96,6 +98,24 @@ class RMSNorm(nn.Module):
             dims={"tokens": x.numel() // self.width},
         )
         return selection.execute(x, residual, self.weight, self.eps)
+
+    def fp8_rows(self, x: Tensor, residual: Tensor | None) -> tuple[Fp8Rows, Tensor]:
+        """Does what `add`, or without a residual `forward`, does and rounds to FP8 at once.
+
+        For a product that takes such rows, on whose device Triton runs.
+
+        Returns:
+            The rounded output, and the sum, or ``x`` without a residual.
+
+        Raises:
+            ValueError: for Gemma's norm.
+        """
+        from phyai.triton.fp8_rows import rmsnorm_rows
+
+        if self.variant != "rms":
+            raise ValueError(f"{self.prefix}: FP8 rows are made by variant 'rms', this is 'gemma'")
+        codes, scales, total = rmsnorm_rows(x, residual, self.weight, self.eps)
+        return Fp8Rows(codes, scales, x.dtype), total
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers.linear import Leg, Linear
 from phyai_quant.specs.base import LegSlice
 
@@ -196,6 +197,6 @@ class RowParallelLinear(Linear):
         )
         self.tp = tp
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """Maps this rank's part of ``x`` [..., K / size] to the sum over the ranks [..., N]."""
         return self.tp.all_reduce(self._multiply(x, self.bias if self.tp.rank == 0 else None))

@@ -6,8 +6,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers import (
     Leg,
+    Linear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RMSNorm,
@@ -139,6 +141,29 @@ def norm(
     )
 
 
+def normed_for(
+    linear: Linear, norm: RMSNorm, residual: Tensor, update: Tensor | None
+) -> tuple[Tensor | Fp8Rows, Tensor]:
+    """Adds ``update``, if there is one, and norms the sum as the product behind wants to read it.
+
+    Args:
+        linear: what reads the output.
+        norm: between the sum and it.
+        residual: [T, hidden].
+        update: likewise, or None.
+
+    Returns:
+        The output and the sum.
+    """
+    if linear.takes_fp8_rows(residual.shape[0], residual.dtype, residual.device):
+        if update is None:
+            return norm.fp8_rows(residual, None)
+        return norm.fp8_rows(update, residual)
+    if update is None:
+        return norm(residual), residual
+    return norm.add(update, residual)
+
+
 class FeedForward(nn.Module):
     """``down(silu(gate(x)) * up(x))``, or ``down(relu(up(x))²)``.
 
@@ -172,6 +197,9 @@ class FeedForward(nn.Module):
             **options(names, place),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        return self.down_proj(self.activation(self.up(x)))
+        hidden = self.up(x)
+        if self.down_proj.takes_fp8_rows(hidden.shape[0], hidden.dtype, hidden.device):
+            return self.down_proj(self.activation.fp8_rows(hidden))
+        return self.down_proj(self.activation(hidden))

@@ -12,6 +12,7 @@ from phyai.models.cosmos3.blocks import (
     LayerNames,
     Placement,
     norm,
+    normed_for,
     out_projection,
     qkv_projection,
 )
@@ -63,10 +64,7 @@ class GenerationLayer(nn.Module):
         Returns:
             Residual and update behind the layer.
         """
-        if update is None:
-            normed = self.input_layernorm(residual)
-        else:
-            normed, residual = self.input_layernorm.add(update, residual)
+        normed, residual = normed_for(self.qkv_proj, self.input_layernorm, residual, update)
         keys, values = group.layer(self.index)
         query = self.head_norms(self.qkv_proj(normed), group.rotation, group.slots, keys, values)
         attended = [
@@ -74,8 +72,8 @@ class GenerationLayer(nn.Module):
             for part, span in zip(query.split(group.tokens), group.spans, strict=True)
         ]
         joined = attended[0] if len(attended) == 1 else torch.cat(attended)
-        normed, residual = self.post_attention_layernorm.add(
-            self.to_out(joined.flatten(1)), residual
+        normed, residual = normed_for(
+            self.mlp.up, self.post_attention_layernorm, residual, self.to_out(joined.flatten(1))
         )
         return residual, self.mlp(normed)
 

@@ -1,0 +1,39 @@
+"""Inputs that are rounded to FP8 by the operation before a product instead of by the product.
+
+A product whose row reads FP8 codes saves writing its input in 16 bits and reading it again. The
+norm or activation before it asks `takes_fp8_rows` and then rounds in its own kernel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Rows:
+    """Rows of FP8 codes with one scale each.
+
+    Attributes:
+        codes: float8 e4m3 [M, K].
+        scales: fp32 [M]; values are codes times scales.
+        dtype: of the values they were rounded from and of the product.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[M, K]."""
+        return self.codes.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.codes.device
+
+    def numel(self) -> int:
+        """Returns the number of values."""
+        return self.codes.numel()
