@@ -141,14 +141,17 @@ def explain_command(
 
 def _model(checkpoint: Path | None, model: str | None) -> tuple[Path | None, str]:
     """Return the folder of the model, if one was named, and the family that rules see."""
+    from phyai.models.families import kernel_family
+
     if model is None:
-        return checkpoint, "pi05"
+        return checkpoint, "pi05" if checkpoint is None else kernel_family(checkpoint)
     folder = Path(model)
-    if not (os.sep in model or (folder / "config.json").is_file()):
+    configs = (folder / "config.json", folder / "transformer" / "config.json")
+    if not (os.sep in model or any(config.is_file() for config in configs)):
         return checkpoint, model
     if checkpoint is not None:
         raise typer.BadParameter("--model DIR and --checkpoint DIR name the same thing; give one")
-    return folder, "pi05"
+    return folder, kernel_family(folder)
 
 
 def _explain_query(

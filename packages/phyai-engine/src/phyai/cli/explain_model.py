@@ -156,11 +156,12 @@ def _unanswered(call: Call, problem: str) -> dict[str, Any]:
 def _plan(checkpoint: Path, selector: "Selector") -> "QuantPlan | None":
     """Return the plan that an engine with this selector's policy would load under."""
     from phyai.engine_config import EngineConfig
+    from phyai.models.families import weights_folder
     from phyai.quantization import quant_sources, resolve_quant_plan
 
     merge = EngineConfig.from_env().quantization.merge_checkpoint
     with quant_sources(selector.policy.quant_plan, merge_checkpoint=merge):
-        return resolve_quant_plan(checkpoint)
+        return resolve_quant_plan(weights_folder(checkpoint))
 
 
 def _sm(selector: "Selector") -> int | None:

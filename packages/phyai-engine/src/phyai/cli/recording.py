@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from phyai.layers import Linear
 
 
+# Tokens of an instruction in Cosmos3's prompt, and of the empty prompt.
+_TEXTS = (82, 10)
+
+
 @dataclass(frozen=True)
 class Call:
     """One question that a call site asked.
@@ -54,6 +58,16 @@ def record_shapes(checkpoint: Path, dtype: "torch.dtype", target: "Selector") ->
         dtype: Of weights and activations.
         target: Selector of the absent device; parameters take the dtypes that its rows want.
     """
+    from phyai.models.families import kernel_family
+
+    build = _cosmos3 if kernel_family(checkpoint) == "cosmos3" else _pi05
+    model = build(checkpoint, dtype, target)
+    held = list(model.named_modules())
+    return _recording([site for _, _, site in _sites(held)], held)
+
+
+def _pi05(checkpoint: Path, dtype: "torch.dtype", target: "Selector") -> "nn.Module":
+    """Return a model without contents that has computed one chunk."""
     import numpy as np
 
     from phyai.checkpoints import CheckpointReader
@@ -78,8 +92,33 @@ def record_shapes(checkpoint: Path, dtype: "torch.dtype", target: "Selector") ->
     # The rows that run on the meta device are not the answer; no policy restricts them.
     with kernel_selector_scope(Selector(target.catalog, device="cpu")):
         model.sample_actions(processor.preprocess([observation]), seed=0, num_steps=1)
-    held = list(model.named_modules())
-    return _recording([site for _, _, site in _sites(held)], held)
+    return model
+
+
+def _cosmos3(checkpoint: Path, dtype: "torch.dtype", target: "Selector") -> "nn.Module":
+    """Return a transformer without contents that has read a prompt and made a velocity."""
+    import torch
+
+    from phyai.dispatch import Selector, kernel_selector_scope
+    from phyai.models.cosmos3.model import Cosmos3Transformer
+    from phyai.models.cosmos3.repository import Repository
+    from phyai.models.cosmos3.state import Modalities
+    from phyai_quant import use_quant_plan
+
+    repository = Repository.read(checkpoint)
+    config, layout = repository.config, repository.policy_layout()
+    with kernel_selector_scope(target), use_quant_plan(None):
+        model = Cosmos3Transformer(config, params_dtype=dtype, device="meta")
+    action = None
+    if layout.action is not None:
+        action = torch.empty(layout.action.rows, config.action_dim, device="meta")
+    shape = (config.latent_channel, layout.frames, layout.height, layout.width)
+    state = Modalities(torch.empty(shape, device="meta"), action)
+    texts = (torch.zeros(length, dtype=torch.int64) for length in _TEXTS)
+    # The rows that run on the meta device are not the answer; no policy restricts them.
+    with kernel_selector_scope(Selector(target.catalog, device="cpu")):
+        model.velocities(state, 999, [model.prefill(text) for text in texts], layout)
+    return model
 
 
 def _recording(sites: "Iterable[CallSite]", held: "Sequence[tuple[str, nn.Module]]") -> Recording:
@@ -111,5 +150,6 @@ def _modules_of(plugin: object) -> "Iterator[tuple[str, nn.Module]]":
     from torch import nn
 
     for value in vars(plugin).values():
-        if isinstance(value, nn.Module):
-            yield from value.named_modules()
+        for model in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(model, nn.Module):
+                yield from model.named_modules()

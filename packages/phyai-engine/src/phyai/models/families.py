@@ -8,6 +8,19 @@ def detect_family(folder: Path | str) -> str:
 
     A folder in the layout of diffusers, with ``transformer/`` and ``vae/``, is Cosmos3's.
     """
+    return "cosmos3_policy" if _is_cosmos3(Path(folder)) else "pi05"
+
+
+def kernel_family(folder: Path | str) -> str:
+    """Return what kernel policies call the family of a folder: ``cosmos3`` or ``pi05``."""
+    return "cosmos3" if _is_cosmos3(Path(folder)) else "pi05"
+
+
+def weights_folder(folder: Path | str) -> Path:
+    """Return the folder whose config says how the large weights are quantized."""
     folder = Path(folder)
-    diffusers = (folder / "transformer" / "config.json").is_file() and (folder / "vae").is_dir()
-    return "cosmos3_policy" if diffusers else "pi05"
+    return folder / "transformer" if _is_cosmos3(folder) else folder
+
+
+def _is_cosmos3(folder: Path) -> bool:
+    return (folder / "transformer" / "config.json").is_file() and (folder / "vae").is_dir()

@@ -5,13 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phyai.models.cosmos3.canvas import SPATIAL
 from phyai.models.cosmos3.config import Cosmos3Config
-from phyai.models.cosmos3.droid import PolicyContract
+from phyai.models.cosmos3.domains import find_domain
+from phyai.models.cosmos3.droid import COMPOSED_SIZE, ActionSpace, PolicyContract
 from phyai.models.cosmos3.plan_actions import SAMPLING
 from phyai.models.cosmos3.plan_generation import IMAGE_SAMPLING, VIDEO_SAMPLING
+from phyai.models.cosmos3.plans import latent_frames
 from phyai.models.cosmos3.requests import PolicyRequest, Request, TextToImageRequest
 from phyai.models.cosmos3.requests import TextToVideoRequest as VideoRequest
 from phyai.models.cosmos3.sampler import Sampling
+from phyai.models.cosmos3.state import ActionLayout, Layout
 from phyai.processing.errors import ProcessingError
 from phyai.processing.json_reader import read_json
 
@@ -91,6 +95,22 @@ class Repository:
         else:
             found = VIDEO_SAMPLING if issubclass(kind, VideoRequest) else SAMPLING
         return replace(found, **{k: v for k, v in changes.items() if v is not None})
+
+    def policy_layout(self) -> Layout:
+        """Returns the layout of a DROID policy's request, or of its video without action heads.
+
+        The picture of 540 x 640 pixels fills 33 x 40 cells of the canvas.
+        """
+        contract = self.contract
+        action = None
+        if self.config.action_gen:
+            rows = contract.chunk + (contract.space is ActionSpace.JOINT_POSITION)
+            state = tuple(range(rows - contract.chunk))
+            domain = find_domain(contract.domain).id
+            action = ActionLayout(rows, 1 - len(state), state, contract.raw_dim, domain)
+        frames = latent_frames(contract.chunk + 1)
+        rows, columns = (size // SPATIAL for size in COMPOSED_SIZE)
+        return Layout(frames, rows, columns, (0,), contract.fps, action)
 
 
 def _policy(folder: Path) -> Mapping[str, Any]:
