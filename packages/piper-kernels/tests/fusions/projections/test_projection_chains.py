@@ -94,6 +94,37 @@ def test_chains_are_deterministic():
     assert first.dtype == torch.bfloat16
 
 
+def test_one_graph_for_changed_lengths_and_budgets():
+    layers = [Layer(rows, head_dim=64, rotary=64) for rows in (193, 321)]
+    query, key, value = (
+        (part.projection.qdata, part.projection.scale)
+        for part in (layers[0].query, layers[0].key, layers[0].value)
+    )
+    graphs = []
+
+    def chain(qdata, scale, cos, sin, blocks):
+        x, tables, named = (qdata, scale), (None, cos, sin, 1e-5), {"head_dim": 64}
+        mean = P.convrot_int8_dequantized_input_mean(*x)
+        return P.sparse_piper_attention_from_quantized(
+            *P.convrot_int8_sparse_piper_project_query(*x, *query, *tables, 0.1, MINMAX, **named),
+            *P.convrot_int8_sparse_piper_project_key(*x, *key, *tables, MINMAX, **named),
+            *P.convrot_int8_sparse_piper_project_value(*x, mean, *value, **named),
+            HALF_AND_ALL, blocks, qdata.shape[1], MINMAX,
+        )  # fmt: skip
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(chain, backend=count, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for layer, blocks in zip(layers, (2, 4), strict=True):
+            arguments = *layer.inputs, layer.query.transform.cos, layer.query.transform.sin, blocks
+            assert torch.equal(compiled(*arguments), chain(*arguments))
+    assert len(graphs) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
