@@ -57,9 +57,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a ``gpu`` test, with the reason, where there is no device."""
+    """Skip a ``gpu`` test, with the reason, where there is no device or too small a one."""
     if item.get_closest_marker("gpu") and (reason := device_missing_reason()):
         pytest.skip(reason)
+    marker = item.get_closest_marker("device_memory")
+    if marker is None:
+        return
+    if "large_device_memory" not in getattr(item, "fixturenames", ()):
+        pytest.fail("a test with device_memory must use the fixture large_device_memory", False)
+    found = device_memory_gib()
+    if found < marker.kwargs["gib"]:
+        pytest.skip(f"needs {marker.kwargs['gib']} GiB of device memory, found {found:.0f}")
+
+
+def device_memory_gib() -> float:
+    """Return the memory of the first device in GiB, 0 without one."""
+    import torch
+
+    if device_missing_reason() is not None:
+        return 0.0
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
 @pytest.fixture
@@ -67,7 +84,8 @@ def large_device_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """Run the test alone among those that ask for this fixture, across all xdist workers.
 
     For tests that allocate gigabytes on the device or start further GPU processes. The cached
-    memory of this worker is returned before the next one starts.
+    memory of this worker is returned before the next one starts. How much a test needs is said
+    with ``@pytest.mark.device_memory(gib=N)``: smaller devices skip it, with the reason.
     """
     from filelock import FileLock
 

@@ -1,8 +1,10 @@
 """What the device checks share: use this checkout, name the device, refuse to run without it."""
 
+import json
 import os
 import platform
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -10,8 +12,12 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 
 
+Support = Mapping[str, tuple[bool, str]]
+"""By the name of an operation, whether it runs in kernels on the device, or why not."""
+
+
 class DeviceMissingError(RuntimeError):
-    """The device that a check is for is not here."""
+    """The device that a check is for, or a kernel for it, is not here."""
 
 
 def use_this_checkout() -> None:
@@ -77,12 +83,62 @@ def report(torch: ModuleType) -> str:
     )
 
 
+def machine(torch: ModuleType) -> dict[str, object]:
+    """Return checkout, interpreter, versions and device, for tools."""
+    names = ("triton", "torchao", "pytest")
+    return {
+        "checkout": str(ROOT),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": torch.__version__,
+        "hip": torch.version.hip,
+        "cuda": torch.version.cuda,
+        **{name: installed_version(name) for name in names},
+        "gpu": torch.cuda.get_device_properties(0).name,
+        "architecture": architecture(torch),
+    }
+
+
+def require_kernels(support: Support) -> None:
+    """Refuse a machine on which an operation would silently take its portable reference.
+
+    Raises:
+        DeviceMissingError: An operation has no kernel here; the message has all the reasons.
+    """
+    missing = [f"{name}: {reason}" for name, (usable, reason) in support.items() if not usable]
+    if missing:
+        raise DeviceMissingError("operations without kernels here: " + "; ".join(missing))
+
+
+class RanSomething:
+    """Counts the tests that ran: a run in which all were skipped is no success."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        """Count a test whose body was called and not skipped."""
+        ran = getattr(report, "when", "") == "call" and not getattr(report, "skipped", False)
+        self.count += ran
+
+
 def run_device_tests(
-    arguments: list[str], *, vendor: str, architectures: tuple[str, ...] = ()
+    arguments: Sequence[str],
+    *,
+    vendor: str,
+    architectures: tuple[str, ...] = (),
+    support: Callable[[], Support] | None = None,
 ) -> int:
     """Run the ``gpu`` tests with extra pytest arguments and return the exit status.
 
-    An absent device, and a selection that holds no test, are failures.
+    An absent device, an operation without kernels, and a selection of which no test runs are
+    failures.
+
+    Args:
+        arguments: Arguments of pytest.
+        vendor: ``"nvidia"`` or ``"amd"``.
+        architectures: Accepted architectures; empty for any.
+        support: Asked before tests are collected, which operations run in kernels.
     """
     use_this_checkout()
     import pytest
@@ -90,9 +146,16 @@ def run_device_tests(
 
     try:
         require_device(torch, vendor=vendor, architectures=architectures)
+        print(report(torch))
+        print(json.dumps(machine(torch)), flush=True)
+        require_kernels({} if support is None else support())
     except DeviceMissingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report(torch), flush=True)
     # Serial: device memory stays bounded and kernel caches are seen by one process.
-    return int(pytest.main(["-m", "gpu", "-p", "no:xdist", *arguments]))
+    ran = RanSomething()
+    status = int(pytest.main(["-m", "gpu", "-ra", "-p", "no:xdist", *arguments], plugins=[ran]))
+    if status == 0 and not ran.count and "--collect-only" not in arguments:
+        print("error: every test was skipped", file=sys.stderr)
+        return 2
+    return status

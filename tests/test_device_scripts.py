@@ -1,6 +1,7 @@
 """The device checks refuse to run where their device is absent, and say what they found."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent
 def device_run() -> ModuleType:
     """scripts/_device_run.py as a module."""
     spec = importlib.util.spec_from_file_location("_device_run", ROOT / "scripts/_device_run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rocm(monkeypatch) -> ModuleType:
+    """scripts/run_rocm_regressions.py as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    path = ROOT / "scripts/run_rocm_regressions.py"
+    spec = importlib.util.spec_from_file_location("run_rocm_regressions", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -70,6 +82,95 @@ def test_any_other_machine_is_refused(device_run, arch, vendor, message):
     wanted = ("gfx1200", "gfx1201") if vendor == "amd" else ()
     with pytest.raises(device_run.DeviceMissingError, match=message):
         device_run.require_device(machine(arch=arch), vendor=vendor, architectures=wanted)
+
+
+def test_the_machine_report_can_be_read_by_tools(device_run):
+    found = json.loads(json.dumps(device_run.machine(machine(arch="gfx1201"))))
+    assert found["architecture"] == "gfx1201"
+    assert (found["hip"], found["cuda"], found["gpu"]) == ("7.0", None, "Device")
+    assert {"checkout", "python", "executable", "torch", "triton", "torchao", "pytest"} <= set(
+        found
+    )
+    assert found["checkout"] == str(ROOT)
+
+
+def test_operations_without_kernels_are_refused(device_run):
+    device_run.require_kernels({"INT8 linear": (True, "")})
+    support = {"INT8 linear": (True, ""), "INT8 Conv3D": (False, "Triton is not installed")}
+    message = "operations without kernels here: INT8 Conv3D: Triton is not installed"
+    with pytest.raises(device_run.DeviceMissingError, match=message):
+        device_run.require_kernels(support)
+
+
+@pytest.fixture
+def on_rdna4(device_run, monkeypatch):
+    """Run device tests as if there was an RDNA4 device; returns what runs them."""
+    import torch
+
+    fake = machine(arch="gfx1201")
+    monkeypatch.setattr(torch, "version", fake.version)
+    monkeypatch.setattr(torch, "cuda", fake.cuda)
+    monkeypatch.setattr(device_run, "use_this_checkout", lambda: None)
+
+    def run(status, count, support=None, arguments=()):
+        def tests(given, plugins):
+            plugins[0].count = count
+            assert given[:2] == ["-m", "gpu"]
+            assert given[-len(arguments) :] == list(arguments) or not arguments
+            return status
+
+        monkeypatch.setattr(pytest, "main", tests)
+        return device_run.run_device_tests(
+            arguments, vendor="amd", architectures=("gfx1201",), support=support
+        )
+
+    return run
+
+
+def test_a_run_that_skips_everything_fails(on_rdna4, capsys):
+    assert on_rdna4(status=0, count=3) == 0
+    assert '"architecture": "gfx1201"' in capsys.readouterr().out
+    assert on_rdna4(status=0, count=0) == 2
+    assert "every test was skipped" in capsys.readouterr().err
+    assert on_rdna4(status=1, count=0) == 1
+    assert on_rdna4(status=0, count=0, arguments=("--collect-only",)) == 0
+
+
+def test_a_missing_kernel_fails_before_tests_are_collected(on_rdna4, capsys):
+    assert on_rdna4(status=0, count=3, support=lambda: {"INT8 Conv3D": (False, "why")}) == 2
+    assert "INT8 Conv3D: why" in capsys.readouterr().err
+
+
+def test_tests_that_ran_are_counted(device_run):
+    counter = device_run.RanSomething()
+    for when, skipped in (("setup", True), ("call", True), ("call", False), ("teardown", False)):
+        counter.pytest_runtest_logreport(SimpleNamespace(when=when, skipped=skipped))
+    assert counter.count == 1
+
+
+def test_the_rocm_suite(rocm, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rocm, "run_device_tests", lambda args, **rest: calls.append((args, rest)))
+    assert all((ROOT / path).is_dir() for path in rocm.SUITE)
+    rocm.main(["-k", "sparse_gqa"])
+    rocm.main(["packages/piper-kernels/tests/conv3d", "-x"])
+    assert calls[0][0] == [*rocm.SUITE, "-k", "sparse_gqa"]
+    assert calls[1][0] == ["packages/piper-kernels/tests/conv3d", "-x"]
+    assert calls[0][1]["architectures"] == ("gfx1200", "gfx1201")
+    assert rocm.any_support([(False, "a"), (True, "")]) == (True, "")
+    assert rocm.any_support([(False, "a"), (False, "b")]) == (False, "a; b")
+
+
+def test_all_operations_of_rdna4_have_kernels(rocm, monkeypatch):
+    """The predicates that the script asks answer yes for the architecture."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from piper_kernels._triton import targets
+
+    found = targets.AcceleratorTarget("hip", "gfx1201")
+    monkeypatch.setattr(targets, "_cuda_target", lambda index: found)
+    support = rocm.rdna4_support()
+    assert len(support) == 10
+    assert {name: reason for name, (usable, reason) in support.items() if not usable} == {}
 
 
 @pytest.mark.parametrize("script", ["gpu_check.py", "run_rocm_regressions.py"])

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch  # noqa: F401 - pytester forgets what a test imports, and torch loads only once
@@ -15,7 +16,8 @@ def shared_conftest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) 
     for name in ("PYTEST_XDIST_AUTO_NUM_WORKERS", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     pytester.makeconftest((ROOT / "conftest.py").read_text())
-    pytester.makeini("[pytest]\nmarkers = gpu: needs a device\n")
+    markers = "gpu: needs a device\n    device_memory(gib): needs that much memory"
+    pytester.makeini(f"[pytest]\nmarkers =\n    {markers}\n")
     write_ledger(pytester, "failure = []")
     return pytester
 
@@ -137,6 +139,44 @@ def test_large_device_memory_is_released_after_a_failure(shared_conftest):
         """
     )
     shared_conftest.runpytest_inprocess().assert_outcomes(passed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("memory", "outcome"), [(141, {"passed": 1}), (15, {"skipped": 1}), (None, {"skipped": 1})]
+)
+def test_a_test_says_how_much_memory_it_needs(shared_conftest, monkeypatch, memory, outcome):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: memory is not None)
+    properties = SimpleNamespace(total_memory=(memory or 0) * 2**30)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    shared_conftest.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu
+        @pytest.mark.device_memory(gib=16)
+        def test_large(large_device_memory):
+            pass
+        """
+    )
+    result = shared_conftest.runpytest_inprocess("-rs")
+    result.assert_outcomes(**outcome)
+    if memory == 15:
+        result.stdout.fnmatch_lines("*needs 16 GiB of device memory, found 15*")
+
+
+def test_a_test_that_needs_memory_must_run_alone(shared_conftest):
+    shared_conftest.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.device_memory(gib=16)
+        def test_large():
+            pass
+        """
+    )
+    result = shared_conftest.runpytest_inprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines("*must use the fixture large_device_memory*")
 
 
 def test_workers_limit_their_threads(shared_conftest, monkeypatch):

@@ -145,6 +145,7 @@ def test_compiles_with_inductor():
     assert torch.equal(compiled, module(x))
 
 
+@pytest.mark.device_memory(gib=24)
 def test_offsets_past_32_bits(large_device_memory):
     """1024 channels of more than 2**21 voxels: codes, input and output pass 2**31 elements."""
     uses_kernels()
