@@ -1,6 +1,7 @@
 """G2: schedules and solver against literal values and against trajectories of diffusers."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ TRAJECTORY_BAR = 2e-6
 
 def field(sample, timestep):
     """The velocity field of the script that made the fixture."""
-    return torch.cos(sample + 0.01 * timestep) - 0.5 * sample
+    return 0.8 * sample - torch.sin(0.5 * sample + 0.01 * timestep)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,26 @@ def test_trajectory_of_diffusers(name, schedule):
         velocity = state.map(lambda x, t=step.timestep: field(x, t))
         state = solver.advance(state, velocity)
         torch.testing.assert_close(state.video, wanted, rtol=0, atol=TRAJECTORY_BAR)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda step: replace(step, correct=None),
+        lambda step: replace(step, sigma=step.sigma - 1e-4),
+        lambda step: replace(step, predict=replace(step.predict, previous=0.0)),
+        lambda step: step.correct and replace(step, correct=replace(step.correct, oldest=0.0)),
+    ],
+)
+def test_the_bar_tells_mistakes_from_rounding(mutate):
+    golden = load_file(FIXTURE)
+    schedule = native_schedule(4, 5)
+    steps = [mutate(step) or step for step in solver_steps(schedule)]
+    solver, state = UniPC(steps), Modalities(golden["noise"])
+    for step in steps:
+        state = solver.advance(state, state.map(lambda x, t=step.timestep: field(x, t)))
+    error = (state.video - golden["native.4.5.samples"][-1]).abs().max()
+    assert error > 20 * TRAJECTORY_BAR
 
 
 def test_log_signal_to_noise_and_orders_of_the_released_policy():
