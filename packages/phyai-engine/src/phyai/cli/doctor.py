@@ -111,6 +111,12 @@ LIBRARIES = (
         "pictures: --plot and --picture",
         "pip install phyai-engine[plot]",
     ),
+    Library(
+        "av",
+        "av",
+        "clips from and to video files, with sound",
+        "pip install phyai-engine[video]",
+    ),
 )
 
 

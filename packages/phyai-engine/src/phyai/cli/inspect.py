@@ -12,7 +12,10 @@ from phyai.cli.output import one_line, print_json, print_line, print_pairs
 
 CheckpointFolder = Annotated[
     Path,
-    typer.Argument(help="Folder with config.json and the .safetensors files.", metavar="DIR"),
+    typer.Argument(
+        help="Folder with config.json and the .safetensors files, or a Cosmos3 repository.",
+        metavar="DIR",
+    ),
 ]
 
 
@@ -23,13 +26,31 @@ def inspect_command(
     tokenizer: options.Tokenizer = None,
     json_output: options.Json = False,
 ) -> None:
-    """Show layout, sizes, cameras, preset and statistics of a checkpoint; loads no weights."""
+    """Show layout, sizes, cameras, preset and statistics of a checkpoint; loads no weights.
+
+    Of a Cosmos3 repository: its parts, its sizes and how its policy is asked.
+    """
+    from phyai.models.families import kernel_family
+
+    if kernel_family(checkpoint) == "cosmos3":
+        _inspect_cosmos3(checkpoint, json_output)
+        return
     summary = _summary(checkpoint)
     summary["processing"] = _processing(checkpoint, summary.pop("config"), preset, stats, tokenizer)
     if json_output:
         print_json(summary)
         return
     _print_summary(summary)
+
+
+def _inspect_cosmos3(checkpoint: Path, json_output: bool) -> None:
+    from phyai.cli.inspect_cosmos3 import print_summary, summary
+
+    found = summary(checkpoint)
+    if json_output:
+        print_json(found)
+        return
+    print_summary(found)
 
 
 def _summary(checkpoint: Path) -> dict[str, Any]:
