@@ -1,7 +1,4 @@
-"""Rows rounded to FP8 against plain torch: codes, scales and sums.
-
-Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
-"""
+"""Rows rounded to FP8 against plain torch: codes, scales and sums. Part of ``kernel_checks``."""
 
 import sys
 from functools import partial
@@ -88,8 +85,7 @@ def check_norms() -> None:
                 assert torch.equal(found[2].nan_to_num(), total.nan_to_num())
 
 
-if __name__ == "__main__":
+def run() -> None:
     check_quantize()
     check_activations()
     check_norms()
-    print("fp8 checks passed")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import fp8_checks
 import torch
 from torch import Tensor
 
@@ -225,4 +226,5 @@ if __name__ == "__main__":
     check_rope()
     check_qk_norm()
     check_causal_conv()
+    fp8_checks.run()
     print("kernel checks passed")
