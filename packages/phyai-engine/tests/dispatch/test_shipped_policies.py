@@ -83,6 +83,7 @@ TUNED = {
     "pi05": ("pi05_h200", "pi05_h200_fast"),
     "cosmos3": (
         "cosmos3_h200",
+        "cosmos3_h200_fast",
         "cosmos3_h200_fp8",
         "cosmos3_h200_int8",
         "cosmos3_video_sparse",
