@@ -54,6 +54,36 @@ NEMOTRON = (
 )
 
 
+AGENT = (
+    "{%- if tools is not none and tools | length > 0 -%}{{ tools | tojson }}{%- endif -%}\n"
+    "{%- set state = namespace(last=-1) -%}\n"
+    "{%- for message in messages[::-1] -%}\n"
+    "{%- if message.role == 'user' and message.content is string and state.last < 0 -%}\n"
+    "{%- set state.last = (messages | length - 1) - loop.index0 -%}{%- endif -%}\n"
+    "{%- endfor -%}\n"
+    "{%- for message in messages -%}\n"
+    "{%- if loop.index0 > state.last -%}{%- break -%}{%- endif -%}\n"
+    "{{- '<|im_start|>' + message.role + '\\n' -}}\n"
+    "{%- if message.content is string -%}{{- message.content -}}{%- else -%}\n"
+    "{%- for part in message.content -%}{{- part.text -}}{%- endfor -%}{%- endif -%}\n"
+    "{{- '<|im_end|>\\n' -}}\n"
+    "{%- endfor -%}\n"
+    "{%- if enable_thinking is defined and enable_thinking -%}{{- '<think>' -}}{%- endif -%}\n"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def test_template_of_an_agent_makes_the_same_message(folder):
+    """With tools, namespaces, loops that break and parts, as the published templates have."""
+    plain = Cosmos3Tokenizer.from_folder(folder)
+    change(folder, chat_template=AGENT)
+    agent = Cosmos3Tokenizer.from_folder(folder)
+    for system in (None, "Be kind"):
+        assert agent.encode("Put the cup", system=system) == plain.encode(
+            "Put the cup", system=system
+        )
+
+
 @pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
 def test_template_files_come_before_the_settings(tiny_edge, tmp_path, name):
     folder = shutil.copytree(tiny_edge / "text_tokenizer", tmp_path / "text_tokenizer")
@@ -72,13 +102,13 @@ def test_template_files_come_before_the_settings(tiny_edge, tmp_path, name):
 def test_hostile_template_stays_in_the_sandbox(folder):
     change(folder, chat_template="{{ messages.__class__.__base__.__subclasses__() }}")
     with pytest.raises(ProcessingError, match="can not render"):
-        Cosmos3Tokenizer.from_folder(folder).encode("Go")
+        Cosmos3Tokenizer.from_folder(folder)
 
 
 def test_refusing_template(folder):
     change(folder, chat_template="{{ raise_exception('no user') }}")
     with pytest.raises(ProcessingError, match="refuses the message: no user"):
-        Cosmos3Tokenizer.from_folder(folder).encode("Go")
+        Cosmos3Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class Cosmos3Tokenizer:
         The chat template is in ``chat_template.jinja``, ``chat_template.json`` or the settings.
 
         Raises:
-            ProcessingError: a file is missing or malformed, or a special token is not in it.
+            ProcessingError: a file is missing or malformed, a special token is not in it, or the
+                template can not render a message.
         """
         folder = Path(folder)
         path = folder / _TOKENIZER
@@ -73,7 +74,7 @@ class Cosmos3Tokenizer:
         def encode(text: str) -> list[int]:
             return tokenizer.encode(text, add_special_tokens=False).ids
 
-        return cls(
+        loaded = cls(
             source=folder,
             vocab_size=tokenizer.get_vocab_size(),
             eos_id=token_id(variables["eos_token"]),
@@ -81,6 +82,8 @@ class Cosmos3Tokenizer:
             render=_renderer(*_template(folder, settings), variables),
             encode_text=encode,
         )
+        loaded.encode("")
+        return loaded
 
     def encode(self, prompt: str, *, system: str | None = None) -> tuple[int, ...]:
         """Returns the ids of a user message, the generation prompt, end and vision start.
@@ -145,7 +148,12 @@ def _renderer(
         messages.append({"role": "user", "content": prompt})
         try:
             return compiled.render(
-                messages=messages, add_generation_prompt=True, add_vision_id=False, **given
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                add_vision_id=False,
+                **given,
             )
         except (TemplateError, TypeError, ValueError) as error:
             if isinstance(error, ProcessingError):
