@@ -1,0 +1,148 @@
+"""The kernels of convolutions compile to machine code for their targets, without a GPU."""
+
+import re
+import subprocess
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from piper_kernels._triton.targets import AcceleratorTarget
+from piper_kernels.conv3d.convrot.int8 import _plan
+from piper_kernels.conv3d.convrot.int8._kernels import convolution, preparation, statistics
+from piper_kernels.conv3d.convrot.int8._nvidia import hopper_plan
+
+CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
+TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
+TARGETS |= {name: GPUTarget("hip", name, 32) for name in ("gfx1200", "gfx1201")}
+SHARED_MEMORY = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+FLOATS = ("input_scale", "weight_scale", "mean", "deviation", "norm_weight", "norm_bias")
+TYPES = {
+    **dict.fromkeys((*FLOATS, "partials"), "*fp32"),
+    **dict.fromkeys(("source", "bias", "residual", "out"), "*fp16"),
+    **dict.fromkeys(("codes", "weight"), "*i8"),
+    "words": "*i32",
+    "epsilon": "fp32",
+}
+STRIDES = {"STRIDE_T": 1, "STRIDE_H": 2, "STRIDE_W": 2}
+
+
+def compile_for(name, source, options=None):
+    target = TARGETS[name]
+    vendor = {"cuda": "nvidia", "hip": "amd"}[target.backend]
+    backends = triton.backends.backends
+    if vendor not in backends or not backends[vendor].compiler.supports_target(target):
+        pytest.skip(f"this Triton does not compile for {name}")
+    compiled = triton.compile(source, target=target, options=options)
+    binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
+    assert binary[:4] == b"\x7fELF"
+    if name in SHARED_MEMORY:
+        assert compiled.metadata.shared <= SHARED_MEMORY[name] * 1024
+    return compiled
+
+
+def build(kernel, name, constants, options=None):
+    names = list(kernel.arg_names)
+    signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
+    signature |= {n: "i64" for n in names if n.endswith("_stride") and n != "bias_stride"}
+    pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
+    return compile_for(name, ASTSource(kernel, signature, constants, aligned), options)
+
+
+def spilled(compiled, folder):
+    path = folder / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", text)[1])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_product(name, tmp_path):
+    """The schedules of both widths over all targets, with and without bias and residual."""
+    narrow = name in ("sm_80", "gfx1200")
+    target = AcceleratorTarget("cuda" if name in CUDA else "hip", name)
+    plan = _plan.select_plan(target, 64 if narrow else 128, 128)
+    flags = {"HAS_BIAS": not narrow, "HAS_RESIDUAL": narrow, "WIDE": name == "sm_90"}
+    tile = {"OUTPUTS": plan.outputs, "VOXELS": plan.voxels, "DEPTH": plan.depth, "CHANNELS": 128}
+    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    options["enable_fp_fusion"] = False
+    compiled = build(convolution.conv3d_kernel, name, STRIDES | tile | flags, options)
+    if name in CUDA:
+        instruction = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma|mma.sync"}
+        assert re.search(instruction.get(name, "mma.sync"), compiled.asm["ptx"])
+        assert name == "sm_90" or spilled(compiled, tmp_path) == 0
+    else:
+        assert "wmma_i32_16x16" in compiled.asm["amdgcn"]
+
+
+@pytest.mark.parametrize("name", ["sm_89", "gfx1201"])
+def test_preparation(name):
+    last = name == "sm_89"
+    tile = _plan.plan_voxels(64)
+    constants = {
+        "CHANNELS": 128, "VOXELS": tile.voxels, "SIZE": tile.columns, "GROUP": 64,
+        "NORM_CHANNELS": 0 if last else 4, "BEFORE": 1, "FLAT": last, "CHANNELS_LAST": last,
+    }  # fmt: skip
+    build(preparation.prepare_voxels_kernel, name, constants, {"num_warps": tile.num_warps})
+
+
+@pytest.mark.parametrize("name", ["sm_120", "gfx1200"])
+def test_statistics(name):
+    constants = {"CHANNELS": 4, "PIXELS": 1024, "TILES": 8, "FLAT": True}
+    build(statistics.statistics_kernel, name, constants)
+    constants = {"CHANNELS": 4, "CHUNK_PIXELS": 8192, "CHUNKS": 32}
+    build(statistics.finish_statistics_kernel, name, constants, {"num_warps": 1})
+
+
+@pytest.mark.parametrize("tile", [hopper_plan.LARGE, hopper_plan.THIN], ids=["LARGE", "THIN"])
+def test_hopper_product(tile, tmp_path):
+    hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper")
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from piper_kernels.conv3d.convrot.int8._nvidia import hopper_kernel
+
+    kernel = hopper_kernel.hopper_conv3d_kernel
+    names = list(kernel.arg_names)
+    large = tile is hopper_plan.LARGE
+    plan = hopper_plan.HopperPlan(
+        tile.outputs, tile.voxels // 32, 32, 128 if large else 64, tile.stages, tile.num_warps,
+        tile.programs_per_sm,
+    )  # fmt: skip
+    blocks = {"code_desc": hopper.code_block(plan), "weight_desc": [plan.outputs, plan.depth]}
+    constants = STRIDES | {
+        "CHANNELS": plan.depth, "STAGES": plan.stages, "HAS_BIAS": True, "HAS_RESIDUAL": large,
+        "WIDE": not large, "COPY_REGISTERS": hopper.COPY_REGISTERS,
+        "STORE": hopper.store_layout(plan.outputs, plan.voxels, plan.num_warps),
+    }  # fmt: skip
+    types = TYPES | {
+        name: f"tensordesc<i8{block},{hopper.tile_layout(*block)!r}>"
+        for name, block in blocks.items()
+    }
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    aligned = ("out", "residual", "bias", "weight_scale", "out_width", "out_height")
+    source = GluonASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": plan.num_warps, "maxnreg": hopper.max_registers(plan)}
+    options["enable_fp_fusion"] = False
+    compiled = compile_for("sm_90", source, options)
+    ptx = compiled.asm["ptx"]
+    assert "wgmma.mma_async.sync.aligned.m64n" in ptx
+    assert "cp.async.bulk.tensor.5d" in ptx
+    assert "st.global.v4" in ptx
+    assert spilled(compiled, tmp_path) == 0
+    assert plan.programs_per_sm * (compiled.metadata.shared + 1024) <= 228 * 1024
