@@ -47,7 +47,7 @@ class GraphRewritePass(_BASE):
 
     def uuid(self) -> bytes:
         """Return a hash of the implementation."""
-        return _hash_sources(("_compile", *self.sources))
+        return _hash_sources(type(self).__qualname__, ("_compile", *self.sources))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -140,8 +140,8 @@ def _traces_inference() -> bool:
 
 
 @cache
-def _hash_sources(sources: tuple[str, ...]) -> bytes:
-    digest = hashlib.sha256(_REVISION.encode())
+def _hash_sources(name: str, sources: tuple[str, ...]) -> bytes:
+    digest = hashlib.sha256(f"{_REVISION} {name}".encode())
     for source in sources:
         path = _PACKAGE / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:

@@ -1,6 +1,6 @@
 """Selection of the code that executes dense Piper attention."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,33 @@ class PiperAttentionBackend(AttentionBackend, Protocol):
         """Return the attention of prepared operands, contiguous ``[B, Hq, query_length, D]``."""
         ...
 
+    def pack(self, key_value: PreparedKeyValue) -> Any:
+        """Return what ``attend_window`` reads of keys and values, made once for all windows."""
+        ...
+
+    def attend_window(
+        self,
+        query: Tensor,
+        query_scale: Tensor,
+        packed: Any,
+        key_length: int,
+        is_causal: bool,
+        origin: int,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of a window of queries.
+
+        Args:
+            query: int8 ``[B, Hq, rows of out in blocks of 64, D]``.
+            query_scale: FP32, one per 32 rows of it.
+            packed: Result of ``pack``.
+            key_length: Keys without padding.
+            is_causal: Whether later keys are masked.
+            origin: Position of the first query among the keys, a multiple of 128.
+            out: ``[B, Hq, queries, D]`` with contiguous features.
+        """
+        ...
+
 
 class PortableBackend:
     """Executes the reference; supports everything."""
@@ -72,6 +99,30 @@ class PortableBackend:
             operands, query_length=query_length, key_length=key_length, is_causal=is_causal
         )
         return output.to(output_dtype)
+
+    def pack(self, key_value: PreparedKeyValue) -> Any:
+        """Return the keys and values."""
+        return key_value
+
+    def attend_window(
+        self,
+        query: Tensor,
+        query_scale: Tensor,
+        packed: Any,
+        key_length: int,
+        is_causal: bool,
+        origin: int,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of a window of queries."""
+        prepared.attend(
+            PreparedAttention(query, query_scale, packed),
+            query_length=out.shape[2],
+            key_length=key_length,
+            is_causal=is_causal,
+            query_origin=origin,
+            out=out,
+        )
 
 
 # In order of preference.

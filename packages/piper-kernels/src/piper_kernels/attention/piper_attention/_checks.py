@@ -56,7 +56,7 @@ def check_key_value(
             f"head_dim] of the query {tuple(query.shape)}, got {key.dtype} {tuple(key.shape)} "
             f"and {value.dtype} {tuple(value.shape)}"
         )
-    _check_heads(query, key)
+    _check_heads(query.shape[1], key)
     _check_lengths(query_length, key.shape[2], is_causal)
 
 
@@ -72,11 +72,29 @@ def check_prepared_key_value(
     Raises:
         ValueError: A length, shape, dtype, device or layout does not fit.
     """
+    check_key_value_storage(
+        tuple(query.shape), query.device, key_value, query_length, key_length, is_causal
+    )
+
+
+def check_key_value_storage(
+    query_shape: tuple[int, ...],
+    device: torch.device,
+    key_value: PreparedKeyValue,
+    query_length: int,
+    key_length: int,
+    is_causal: bool,
+) -> None:
+    """Check prepared keys and values against queries ``[B, Hq, Sq', D]`` that are yet to come.
+
+    Raises:
+        ValueError: A length, shape, dtype, device or layout does not fit.
+    """
     _check_lengths(query_length, key_length, is_causal)
     kv = key_value
-    _check_heads(query, kv.key_codes)
-    batch, head_dim, kv_heads = query.shape[0], query.shape[3], kv.key_codes.shape[1]
-    lead, rows, device = (batch, kv_heads), padded_rows(key_length), query.device
+    _check_heads(query_shape[1], kv.key_codes)
+    batch, head_dim, kv_heads = query_shape[0], query_shape[3], kv.key_codes.shape[1]
+    lead, rows = (batch, kv_heads), padded_rows(key_length)
     _check("key", kv.key_codes, (*lead, rows, head_dim), torch.int8, device)
     _check("key_scale", kv.key_scale, (*lead, rows // TILE_ROWS), torch.float32, device)
     _check("value", kv.value_codes, (*lead, head_dim, rows), torch.int8, device)
@@ -105,8 +123,7 @@ def _check_lengths(query_length: int, key_length: int, is_causal: bool) -> None:
         )
 
 
-def _check_heads(query: Tensor, key: Tensor) -> None:
-    heads = query.shape[1]
+def _check_heads(heads: int, key: Tensor) -> None:
     if key.ndim != 4 or key.shape[1] == 0 or heads % key.shape[1]:
         raise ValueError(
             f"{_OPERATOR} needs a positive key head count that divides the query head count "

@@ -1,5 +1,6 @@
 """The dense Piper backend for Hopper: INT8 matrix instructions, written in Gluon."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -71,23 +72,59 @@ class HopperBackend:
         output_dtype: torch.dtype,
     ) -> Tensor:
         """Return the attention of prepared operands; their values are permuted first."""
-        from piper_kernels.attention._preparation.dense import PiperKeyValue, repack_value
-
-        kv = operands.key_value
-        codes, log_max, sums = repack_value(kv.value_codes, kv.value_multiplier)
-        multiplier = None if kv.values_per_tile else kv.value_multiplier
-        key_value = PiperKeyValue(
-            kv.key_codes, kv.key_scale, codes, multiplier, log_max, sums, kv.value_mean
-        )
         return _attend(
             operands.query_codes,
             operands.query_scale,
-            key_value,
+            self.pack(operands.key_value),
             query_length,
             key_length,
             is_causal,
             output_dtype,
         )
+
+    def pack(self, key_value: PreparedKeyValue) -> "PiperKeyValue":
+        """Return keys and values with permuted values and their sums."""
+        from piper_kernels.attention._preparation.dense import PiperKeyValue, repack_value
+
+        kv = key_value
+        codes, log_max, sums = repack_value(kv.value_codes, kv.value_multiplier)
+        multiplier = None if kv.values_per_tile else kv.value_multiplier
+        return PiperKeyValue(
+            kv.key_codes, kv.key_scale, codes, multiplier, log_max, sums, kv.value_mean
+        )
+
+    def attend_window(
+        self,
+        query: Tensor,
+        query_scale: Tensor,
+        packed: "PiperKeyValue",
+        key_length: int,
+        is_causal: bool,
+        origin: int,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of a window of queries, sequence by sequence."""
+        for index in range(out.shape[0]):
+            one = slice(index, index + 1)
+            _attend(
+                query[one],
+                query_scale[one],
+                _sequences(packed, one),
+                out.shape[2],
+                key_length,
+                is_causal,
+                out.dtype,
+                origin=origin,
+                out=out[one],
+            )
+
+
+def _sequences(packed: "PiperKeyValue", batches: slice) -> "PiperKeyValue":
+    """Return some sequences of prepared keys and values."""
+    tensors = vars(packed).items()
+    return replace(
+        packed, **{name: None if part is None else part[batches] for name, part in tensors}
+    )
 
 
 def _attend(
@@ -98,6 +135,9 @@ def _attend(
     keys: int,
     is_causal: bool,
     dtype: torch.dtype,
+    *,
+    origin: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     from piper_kernels.attention._sm90_kernels.launch import DenseOperands, ValueScales, attend
 
@@ -113,4 +153,4 @@ def _attend(
             kv.value_multiplier, cast("Tensor", kv.value_log_max), cast("Tensor", kv.value_sum)
         ),
     )
-    return attend(operands, queries, keys, is_causal, dtype)
+    return attend(operands, queries, keys, is_causal, dtype, origin=origin, out=out)

@@ -1,5 +1,7 @@
 """The dense Piper backend in plain Triton, for sm_8x, sm_12x and RDNA4."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from piper_kernels._triton.runtime import triton_is_installed
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionRequest
 from piper_kernels.attention._mixed_sign import AttentionPlan, piper_plan
+from piper_kernels.attention._quantization import Granularity
 from piper_kernels.attention.piper_attention.prepared import PreparedAttention, PreparedKeyValue
 
 
@@ -86,6 +89,40 @@ class MixedSignBackend:
             plan.with_granularity(operands.granularity),
         )
 
+    def pack(self, key_value: PreparedKeyValue) -> PreparedKeyValue:
+        """Return the keys and values with a scale for every value."""
+        kv = key_value
+        return replace(kv, value_multiplier=kv.per_key(kv.value_multiplier), value_log_scale=None)
+
+    def attend_window(
+        self,
+        query: Tensor,
+        query_scale: Tensor,
+        packed: PreparedKeyValue,
+        key_length: int,
+        is_causal: bool,
+        origin: int,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of a window of queries, sequence by sequence."""
+        kv = packed
+        plan = _plan(query, is_causal).with_granularity(Granularity.PER_WARP)
+        for index in range(out.shape[0]):
+            one = slice(index, index + 1)
+            mean = None if kv.value_mean is None else kv.value_mean[one]
+            _attend(
+                query[one],
+                query_scale[one],
+                (kv.key_codes[one], kv.key_scale[one], kv.value_codes[one],
+                 kv.value_multiplier[one], mean),
+                (out.shape[2], key_length),
+                is_causal,
+                out.dtype,
+                plan,
+                origin=origin,
+                out=out[one],
+            )  # fmt: skip
+
 
 def _plan(query: Tensor, is_causal: bool) -> AttentionPlan:
     target = accelerator_target(query.device)
@@ -103,6 +140,9 @@ def _attend(
     is_causal: bool,
     dtype: torch.dtype,
     plan: AttentionPlan,
+    *,
+    origin: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     from piper_kernels.attention._mixed_sign._launch import attend
 
@@ -115,4 +155,6 @@ def _attend(
         is_causal=is_causal,
         dtype=dtype,
         plan=plan,
+        origin=origin,
+        out=out,
     )
