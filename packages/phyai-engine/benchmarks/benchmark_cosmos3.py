@@ -30,9 +30,15 @@ from _environment import environment
 
 from phyai.models.cosmos3.bench import DROID_DOMAIN, cosines, describe, kernels, measure_policy
 from phyai.models.cosmos3.bench_parallel import DROID_LAYOUT, time_branches
-from phyai.models.cosmos3.bench_video import VIDEO_720P, time_video_step
+from phyai.models.cosmos3.bench_video import (
+    ATTENTION,
+    VIDEO_720P,
+    attention_rules,
+    time_video_step,
+)
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.droid import PolicyContract
+from phyai.models.cosmos3.model import Cosmos3Transformer
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import Layout
@@ -125,20 +131,36 @@ class Run:
         _free()
 
     def long_video(self) -> None:
-        """Time one step of a long video with each kernel of attention."""
-        base = self.arguments.policy[0] if self.arguments.policy else None
-        with kernels(base, str(self.device)):
-            model = random_transformer(
-                self.config, params_dtype=self.dtype, device=self.device, domains=[DROID_DOMAIN]
-            )
+        """Time one step of a long video: each kernel of attention, then every other policy."""
+        policies: list[Path] = self.arguments.policy
         tokens = self.video.tokens(self.config.latent_patch_size)
         found = self.document["video"] = {"tokens": tokens, "rows": {}}
-        for name, entry in time_video_step(model, self.video):
-            print("video", name, entry, flush=True)
-            found["rows"][name] = entry
-            self.store()
+        model = self._video_model(policies[0] if policies else None)
+        reference = None
+        for name, (row, params) in ATTENTION.items():
+            rules = attention_rules(row, params)
+            entry, video = time_video_step(model, self.video, rules, reference)
+            reference = video if reference is None else reference
+            self._add(found["rows"], name, entry)
+        for policy in policies[1:]:
+            del model
+            _free()
+            model = self._video_model(policy)
+            entry, _ = time_video_step(model, self.video, policy, reference)
+            self._add(found["rows"], f"`{policy.stem}`", entry)
         del model
         _free()
+
+    def _video_model(self, policy: Path | None) -> Cosmos3Transformer:
+        with kernels(policy, str(self.device)):
+            return random_transformer(
+                self.config, params_dtype=self.dtype, device=self.device, domains=[DROID_DOMAIN]
+            )
+
+    def _add(self, rows: dict[str, Any], name: str, entry: dict[str, Any]) -> None:
+        print("video", name, entry, flush=True)
+        rows[name] = entry
+        self.store()
 
     def branches(self) -> None:
         """Time guidance branches on two devices."""

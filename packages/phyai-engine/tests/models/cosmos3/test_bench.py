@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from phyai.models.cosmos3 import bench, bench_parallel
-from phyai.models.cosmos3.bench_video import sqnr_db, time_video_step
+from phyai.models.cosmos3.bench_video import attention_rules, sqnr_db, time_video_step
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.droid import PolicyContract
 from phyai.models.cosmos3.random_weights import random_transformer
@@ -74,17 +74,23 @@ def test_requests_of_a_seed_are_equal_and_texts_have_the_asked_length():
 
 def test_a_video_step_with_each_row():
     model = random_transformer(CONFIG, params_dtype=torch.float32, device="cpu")
-    rows = {
-        "reference": ("eager.attention", {}),
-        "same": ("sdpa.attention", {"sdpa_backend": "flash"}),
-        "absent": ("piper.attention", {}),
-    }
-    found = dict(time_video_step(model, Layout(2, 6, 6, fps=24.0), rows, runs=2))
-    assert len(found["reference"]["ms"]) == 2
-    assert "sqnr_db" not in found["reference"]
-    assert found["same"]["sqnr_db"] > 80
-    assert "NoKernelError" in found["absent"]["error"]
+    layout = Layout(2, 6, 6, fps=24.0)
+
+    def step(row, params=(), reference=None):
+        rules = attention_rules(row, dict(params))
+        return time_video_step(model, layout, rules, reference, runs=2)
+
+    found, video = step("eager.attention")
+    assert len(found["ms"]) == 2
+    assert "sqnr_db" not in found
+    assert video.shape == (6, 2, 6, 6)
+    same, _ = step("sdpa.attention", {"sdpa_backend": "flash"}, video)
+    assert same["sqnr_db"] > 80
+    absent, nothing = step("piper.attention", reference=video)
+    assert absent["error"].startswith("NoKernelError: no usable implementation of 'attention'")
+    assert nothing is None
     assert sqnr_db(torch.tensor([1.1]), torch.tensor([1.0])) == pytest.approx(20, abs=1e-3)
+    assert sqnr_db(video, video) == pytest.approx(200)
 
 
 class OneProcess:

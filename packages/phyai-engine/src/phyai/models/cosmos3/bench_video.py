@@ -1,15 +1,15 @@
 """Times one step of a long video with each kernel of attention, on the same weights."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phyai.models.cosmos3.bench import CountedTokens, describe, kernels, synchronize
+from phyai.models.cosmos3.bench import CountedTokens, Policy, describe, kernels, synchronize
 from phyai.models.cosmos3.model import Cosmos3Transformer
-from phyai.models.cosmos3.state import Conditions, Layout, Modalities
+from phyai.models.cosmos3.state import Layout, Modalities
 
 VIDEO_720P = Layout(48, 45, 80, fps=24.0)
 """189 frames of 720 x 1280: 44,160 media tokens."""
@@ -41,60 +41,49 @@ def video_state(model: Cosmos3Transformer, layout: Layout, seed: int = 0) -> Mod
 def time_video_step(
     model: Cosmos3Transformer,
     layout: Layout,
-    rows: Mapping[str, tuple[str, Mapping[str, Any]]] = ATTENTION,
+    policy: Policy,
+    reference: Tensor | None = None,
     *,
-    text: Sequence[int] | None = None,
     runs: int = 2,
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Times one forward of one branch of a video with each row of attention.
+) -> tuple[dict[str, Any], Tensor | None]:
+    """Times one forward of one branch of a video, after one that is not timed.
 
     Args:
-        model: whose weights are in bf16.
+        model: built under a policy with the same quantization.
         layout: of the video.
-        rows: of attention with their params, by name; the first is the reference of the others.
-        text: token ids; random ones of the length of an instruction if None.
-        runs: timed forwards of each.
+        policy: kernel rules.
+        reference: velocity to compare with.
+        runs: timed forwards.
 
-    Yields:
-        Name, and milliseconds and decibels to the reference, or the error that ended it.
+    Returns:
+        Milliseconds and decibels to the reference, or the error that ended it; and the velocity.
     """
-    ids = CountedTokens(model.config.vocab_size).encode("a robot") if text is None else text
-    state, expected = video_state(model, layout), None
-    with torch.no_grad():
-        conditions = [model.prefill(torch.tensor(ids))]
-        for name, (row, params) in rows.items():
-            match = {"op": "attention", "role": "generation"}
-            rule = {"match": match, "use": row, "params": dict(params)}
-            try:
-                with kernels({"overrides": [rule]}, str(model.device)):
-                    spent, video = _time_forward(model, state, conditions, layout, runs)
-            except Exception as error:  # the others are still worth measuring
-                yield name, {"error": describe(error)}
-                continue
-            expected = video if expected is None else expected
-            found: dict[str, Any] = {"ms": [round(value, 2) for value in spent]}
-            if video is not expected:
-                found["sqnr_db"] = round(sqnr_db(video, expected), 2)
-            yield name, found
+    ids = CountedTokens(model.config.vocab_size).encode("a robot")
+    state = video_state(model, layout)
+    try:
+        with kernels(policy, str(model.device)), torch.no_grad():
+            conditions = [model.prefill(torch.tensor(ids))]
+
+            def step() -> Tensor:
+                return model.velocities(state, 999, conditions, layout)[0].video
+
+            video = step()
+            spent = [_milliseconds(step, model.device) for _ in range(runs)]
+    except Exception as error:  # others are still worth measuring
+        return {"error": describe(error)}, None
+    found: dict[str, Any] = {"ms": [round(value, 2) for value in spent]}
+    if reference is not None:
+        found["sqnr_db"] = round(sqnr_db(video, reference), 2)
+    return found, video
 
 
-def _time_forward(
-    model: Cosmos3Transformer,
-    state: Modalities,
-    conditions: Sequence[Conditions],
-    layout: Layout,
-    runs: int,
-) -> tuple[list[float], Tensor]:
-    """Returns milliseconds of each run after one that is not timed, and the video's velocity."""
-
-    def step() -> None:
-        model.velocities(state, 999, conditions, layout)
-
-    video = model.velocities(state, 999, conditions, layout)[0].video
-    return [_milliseconds(step, model.device) for _ in range(runs)], video
+def attention_rules(row: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a policy that gives the generation tower's attention to one row."""
+    match = {"op": "attention", "role": "generation"}
+    return {"overrides": [{"match": match, "use": row, "params": dict(params)}]}
 
 
-def _milliseconds(run: Callable[[], None], device: torch.device) -> float:
+def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
     synchronize(device)
     start = time.perf_counter()
     run()
