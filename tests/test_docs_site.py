@@ -1,0 +1,81 @@
+"""The documentation site: every page has a place, links are followed, drawings are current."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = YAML(typ="safe", pure=True).load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks, diagrams = script("docs_hooks"), script("draw_diagrams")
+
+
+def entries(node):
+    """Return the paths of the navigation."""
+    if isinstance(node, str):
+        return [node]
+    values = node.values() if isinstance(node, dict) else node
+    return [path for value in values for path in entries(value)]
+
+
+def pages():
+    found = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    return {*found, *hooks.outside_pages(), *(f"reference/{name}.md" for name in hooks.SOURCES)}
+
+
+def test_every_page_stands_once_in_the_navigation():
+    named = entries(SITE["nav"])
+    assert sorted(named) == sorted(pages())
+
+
+def test_the_reference_lists_public_modules_only():
+    modules = hooks.public_modules("piper_kernels")
+    assert "piper_kernels.attention" in modules
+    assert not [name for name in modules if "._" in name]
+    assert "::: piper_kernels.attention\n" in hooks.reference_page("piper_kernels")
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "wanted"),
+    [
+        (
+            "index.md",
+            "[k](../packages/piper-kernels/README.md)",
+            "packages/piper-kernels/README.md",
+        ),
+        ("packages/phyai-engine/README.md", "[c](../../docs/cli.md#run)", "../../cli.md#run"),
+        ("CONTRIBUTING.md", "[r](README.md)", "index.md"),
+        ("cli.md", "[i](images/rollout.png)", "images/rollout.png"),
+        ("cli.md", "[plugin](../examples/kernel_plugin)", "examples/kernel_plugin/README.md"),
+        ("cli.md", "[other](https://example.org/x)", "https://example.org/x"),
+    ],
+)
+def test_links_are_followed_from_where_a_page_lies(page, text, wanted):
+    known = pages() | {"images/rollout.png"}
+    files = SimpleNamespace(get_file_from_path=lambda path: path if path in known else None)
+    here = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    label = text.partition("]")[0]
+    assert hooks.on_page_markdown(text, here, None, files) == f"{label}]({wanted})"
+
+
+def test_a_link_to_no_page_becomes_its_name():
+    files = SimpleNamespace(get_file_from_path=lambda path: None)
+    here = SimpleNamespace(file=SimpleNamespace(src_uri="cli.md"))
+    assert hooks.on_page_markdown("see [it](../scripts/test).", here, None, files) == "see it."
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_drawings_are_current(name):
+    stored = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert stored == diagrams.DIAGRAMS[name].svg()
