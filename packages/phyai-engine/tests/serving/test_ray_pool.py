@@ -1,7 +1,9 @@
 """Replicas on Ray, where Ray is installed."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +13,7 @@ import pytest
 
 from phyai.cli import deploy, main
 from phyai.client import PolicyClient, ServerError, unpackb
-from phyai.serving import PolicyConfig, ServeConfig, ServerConfig
+from phyai.serving import PolicyConfig, ReplicaError, ServeConfig, ServerConfig
 from phyai.serving.launch import running_server
 
 from .conftest import REACH, Running
@@ -24,13 +26,21 @@ REQUEST = {
 }
 
 
+def short_chunks(folder):
+    """The reach policy with chunks of three actions."""
+    copied = shutil.copytree(REACH, folder / "short")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"chunk_size": 3, "n_action_steps": 3}))
+    return copied
+
+
 def test_without_ray_the_command_names_the_package(monkeypatch, capsys):
     monkeypatch.setattr(deploy.importlib.util, "find_spec", lambda name: name != "ray" or None)
     assert main(["deploy", "--checkpoint", str(REACH)]) == 1
     assert 'pip install "phyai-engine[serve,ray]"' in capsys.readouterr().err
 
 
-def test_ray_serves_outlives_a_dead_replica_and_changes_the_policy(monkeypatch):
+def test_ray_serves_outlives_a_dead_replica_and_changes_the_policy(monkeypatch, tmp_path):
     pytest.importorskip("ray")
     from phyai.serving.ray_pool import RayPool
 
@@ -76,4 +86,9 @@ def test_ray_serves_outlives_a_dead_replica_and_changes_the_policy(monkeypatch):
             policy = PolicyConfig(REACH, device="cpu", num_steps=2)
             asyncio.run_coroutine_threadsafe(pool.change(policy), running.loop).result(120)
             after = client.infer(REQUEST, seed=0)["actions"]
+            other = PolicyConfig(short_chunks(tmp_path), device="cpu")
+            changing = asyncio.run_coroutine_threadsafe(pool.change(other), running.loop)
+            with pytest.raises(ReplicaError, match="action_horizon 3, the served one 16"):
+                changing.result(180)
+            assert np.array_equal(after, client.infer(REQUEST, seed=0)["actions"])
         assert not np.allclose(before, after)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from phyai.serving.config import PolicyConfig, ServeConfig
+from phyai.serving.fit import check_fit
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError
 from phyai.serving.logs import event
 from phyai.serving.process import Replica, ReplicaDiedError, ReplicaError
@@ -17,8 +18,6 @@ _ATTEMPTS = 3
 _HEALTH_EVERY_S = 2.0
 _PING_TIMEOUT_S = 15.0
 _LONGEST_BACKOFF_S = 10.0
-# A client that is connected has read these; a policy that differs in them would surprise it.
-_FIXED = ("action_dim", "action_horizon", "image_keys", "state_dim", "state_keys")
 
 
 class ReplicaPool:
@@ -130,7 +129,8 @@ class ReplicaPool:
             fresh = await self._make(index, policy)
             old = self._slots[index]
             try:
-                self._check_fit(fresh, old)
+                if old is not None:
+                    check_fit(fresh.metadata, old.metadata)
             except ReplicaError:
                 await fresh.kill()
                 raise
@@ -143,17 +143,6 @@ class ReplicaPool:
                 await old.drain(self._config.server.drain_s)
         event("change of policy is done", checkpoint=str(policy.checkpoint))
         return metadata
-
-    @staticmethod
-    def _check_fit(fresh: Replica, old: Replica | None) -> None:
-        if old is None:
-            return
-        for key in _FIXED:
-            if fresh.metadata.get(key) != old.metadata.get(key):
-                raise ReplicaError(
-                    f"the new policy has {key} {fresh.metadata.get(key)!r}, the served one "
-                    f"{old.metadata.get(key)!r}; clients rely on it, so start another server"
-                )
 
     async def _choose(self) -> Replica:
         limit = self._config.server.max_ongoing_requests

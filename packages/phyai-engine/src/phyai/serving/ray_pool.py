@@ -21,6 +21,7 @@ from ray.serve.exceptions import BackPressureError
 from phyai.client.codec import packb, unpackb
 from phyai.serving.batching import Batcher
 from phyai.serving.config import PolicyConfig, ServeConfig
+from phyai.serving.fit import check_fit
 from phyai.serving.framing import INNER_LIMITS
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError
 from phyai.serving.local import load_runner, make_batcher
@@ -33,6 +34,8 @@ DEPLOYMENT = "PolicyReplica"
 # Ray replaces 127.0.0.1 by the address of the machine in its network.
 _LOOPBACK = "127.0.0.2"
 _ATTEMPTS = 3
+# A policy that does not fit or can not load fails the same way again.
+_STARTS = 2
 _POLL_S = 1.0
 _HEALTH_EVERY_S = 2.0
 
@@ -42,11 +45,18 @@ class PolicyReplica:
 
     Args:
         config: What `config_to_json` wrote.
+        served: Metadata of the policy that this one replaces, as bytes of the codec; None for
+            the first.
+
+    Raises:
+        ReplicaError: Clients would be surprised by the difference of the two.
     """
 
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, served: bytes | None) -> None:
         self._config = config_from_json(config)
         self._runner = load_runner(self._config)
+        if served is not None:
+            check_fit(self._runner.metadata(), unpackb(served, INNER_LIMITS))
         self._batcher: Batcher | None = None
 
     def metadata(self) -> bytes:
@@ -72,6 +82,7 @@ class RayPool:
     def __init__(self, config: ServeConfig, address: str | None, gpus: float) -> None:
         self._config, self._address, self._gpus = config, address, gpus
         self._handle: Any = None
+        self._served: bytes | None = None
         self._waiting = 0
         self._running = 0
         self._poll: asyncio.Task[None] | None = None
@@ -98,6 +109,7 @@ class RayPool:
             await asyncio.to_thread(self._connect)
             await asyncio.to_thread(self._deploy)
             metadata = await self._read_metadata()
+            self._served = packb(metadata)
         except (RayError, RuntimeError, ConnectionError) as error:
             await self.close()
             raise ReplicaError(f"Ray can not serve the policy: {error}") from None
@@ -137,11 +149,19 @@ class RayPool:
             policy: What to load.
 
         Raises:
-            RayError, RuntimeError: The policy can not start; Ray goes on with the old one.
+            ReplicaError: The policy can not start, or what clients read in the metadata differs;
+                the old one goes on.
         """
         event("change of policy begins", checkpoint=str(policy.checkpoint))
-        self._config = replace(self._config, policy=policy)
-        await asyncio.to_thread(self._deploy)
+        before = self._config
+        self._config = replace(before, policy=policy)
+        try:
+            await asyncio.to_thread(self._deploy)
+        except (RayError, RuntimeError) as error:
+            reason = await asyncio.to_thread(_reason) or error
+            self._config = before
+            await asyncio.to_thread(self._deploy)
+            raise ReplicaError(f"Ray can not serve the new policy: {reason}") from None
         event("change of policy is done", checkpoint=str(policy.checkpoint))
         return await self._read_metadata()
 
@@ -173,9 +193,10 @@ class RayPool:
             max_queued_requests=server.max_queue,
             health_check_period_s=_HEALTH_EVERY_S,
             graceful_shutdown_timeout_s=server.drain_s,
+            max_constructor_retry_count=_STARTS,
             ray_actor_options={"num_cpus": 1, "num_gpus": self._gpus},
         )(PolicyReplica)
-        application = deployment.bind(config_to_json(self._config))
+        application = deployment.bind(config_to_json(self._config), self._served)
         self._handle = serve.run(application, name=APPLICATION, route_prefix=None)
 
     def _disconnect(self) -> None:
@@ -197,3 +218,11 @@ class RayPool:
         deployment = application.deployments.get(DEPLOYMENT) if application else None
         states: Mapping[str, int] = deployment.replica_states if deployment else {}
         self._running = sum(count for state, count in states.items() if str(state) == "RUNNING")
+
+
+def _reason() -> str:
+    """Return the last line of what Ray tells about a deployment, which names the error."""
+    application = serve.status().applications.get(APPLICATION)
+    deployment = application.deployments.get(DEPLOYMENT) if application else None
+    lines = deployment.message.strip().splitlines() if deployment else []
+    return next((line for line in reversed(lines) if "Error" in line), "")
