@@ -95,6 +95,7 @@ def test_the_published_config_is_the_default():
     [
         ({"z_dim": 0}, "z_dim = 0; it must be a positive integer"),
         ({"base_dim": True}, "base_dim = True"),
+        ({"base_dim": 12}, "base_dim = 12; it must be a multiple of 8"),
         ({"latents_std": [1.0]}, "latents_std = .* 48 numbers"),
         ({"latents_mean": ["a"] * 48}, "latents_mean"),
         ({"latents_std": [0.0] * 48}, "positive numbers"),

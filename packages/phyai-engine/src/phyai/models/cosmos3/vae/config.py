@@ -59,6 +59,9 @@ class WanVAEConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             _check(name, getattr(self, name), _is_count(getattr(self, name)), "a positive integer")
+        for name in ("base_dim", "decoder_base_dim"):
+            width = getattr(self, name)
+            _check(name, width, width % 8 == 0, "a multiple of 8, one access in half precision")
         blocks = len(self.dim_mult)
         whole = blocks > 0 and all(map(_is_count, self.dim_mult))
         _check("dim_mult", self.dim_mult, whole, "positive integers")
