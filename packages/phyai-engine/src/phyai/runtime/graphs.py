@@ -26,14 +26,22 @@ class CapturedCall:
         function: returns one tensor.
         device: CUDA device.
         pool: memory that graphs share which never run at the same time; a fresh one if None.
+        eager: whether to run it eagerly first; a call that differs little from a recorded one and
+            has nothing to measure needs no such run.
     """
 
     @torch.inference_mode()
     def __init__(
-        self, function: Callable[[], Tensor], device: torch.device, pool: Any = None
+        self,
+        function: Callable[[], Tensor],
+        device: torch.device,
+        pool: Any = None,
+        *,
+        eager: bool = True,
     ) -> None:
         self._function = function
-        for mode in (KernelMode.EAGER, KernelMode.CAPTURE):
+        modes = (KernelMode.EAGER, KernelMode.CAPTURE) if eager else (KernelMode.CAPTURE,)
+        for mode in modes:
             with kernel_mode_scope(mode):
                 _run_on_side_stream(function, device)
         with kernel_mode_scope(KernelMode.CAPTURE):

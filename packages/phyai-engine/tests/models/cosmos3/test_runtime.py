@@ -1,10 +1,12 @@
 """The graph runtime on the CPU, with graphs that call their function again, and on a GPU."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from phyai.dispatch.types import Profile
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import denoise
 from phyai.models.cosmos3.parallel import Parallel
@@ -94,6 +96,24 @@ def test_one_graph_serves_other_noise_and_other_texts(variant, recorded):
         assert_same(found, denoise(model, state, conditions, POLICY, SAMPLING))
         assert_same(state, kept)
     assert len(recorded) == runtime.recorded() == 1
+
+
+def test_the_run_before_a_recording_is_an_answer(model, runtime, recorded, monkeypatch):
+    warm = []
+    monkeypatch.setattr(
+        graphs, "_run_on_side_stream", lambda function, device: warm.append(function())
+    )
+    for length, runs in ((7, 2), (8, 3), (9, 4)):
+        conditions = [text(model, length), text(model, 3)]
+        state = start(model, POLICY, length)
+        found = runtime(model, state, conditions, POLICY, SAMPLING)
+        assert_same(found, denoise(model, state, conditions, POLICY, SAMPLING))
+        assert len(warm) == runs, "the first key alone runs once more, eagerly"
+    assert len(recorded) == 3
+    tuning = SimpleNamespace(policy=SimpleNamespace(profile=Profile.AUTOTUNE))
+    monkeypatch.setattr("phyai.models.cosmos3.runtime.get_kernel_selector", lambda: tuning)
+    runtime.warm_up([text(model, 5), text(model, 3)], POLICY, SAMPLING)
+    assert len(warm) == 6, "what is tuned is measured eagerly"
 
 
 def test_a_result_is_not_overwritten_by_the_next(model, runtime):

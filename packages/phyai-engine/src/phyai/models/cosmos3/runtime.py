@@ -1,13 +1,15 @@
 """The GPU runtime of Cosmos3: the whole loop from noise to data as one recorded graph."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from phyai.dispatch.bootstrap import get_kernel_selector
+from phyai.dispatch.types import Profile
 from phyai.models.cosmos3.branches import BoundBranches
 from phyai.models.cosmos3.denoise import VelocityModel, denoise
 from phyai.models.cosmos3.model import Cosmos3Transformer
@@ -25,7 +27,9 @@ class Cosmos3Runtime:
     A graph is recorded when a key is first seen, or beforehand by `warm_up`. It holds every step of
     every branch, so a replay is two copies and one launch. Text tokens are part of the key because
     attention to exactly the keys that exist needs no mask; a robot's instruction stays for an
-    episode. On other devices, with ``graphs`` off and among ranks the loop runs eagerly.
+    episode. The run before a recording answers the request, so a new instruction costs what
+    launching the loop costs the host. On other devices, with ``graphs`` off and among ranks the
+    loop runs eagerly.
 
     Args:
         model: the transformer.
@@ -45,6 +49,7 @@ class Cosmos3Runtime:
         self.records = graphs and alone and model.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.records else None
         self._loops: OrderedDict[LoopKey, RecordedLoop] = OrderedDict()
+        self._started = False
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -66,7 +71,10 @@ class Cosmos3Runtime:
         if not self.records:
             return denoise(model, state, conditions, layout, sampling)
         with self._lock:
-            return self._loop(conditions, layout, sampling)(state, conditions)
+            loop = self._known(conditions, layout, sampling)
+            if loop is not None:
+                return loop(state, conditions)
+            return self._record(state, conditions, layout, sampling).take_first()
 
     @torch.no_grad()
     def warm_up(
@@ -76,22 +84,47 @@ class Cosmos3Runtime:
         if not self.records:
             return None
         with self._lock:
-            return self._loop(conditions, layout, sampling)
+            loop = self._known(conditions, layout, sampling)
+            if loop is None:
+                start = _zeros(self.model, layout)
+                loop = self._record(start, conditions, layout, sampling)
+                loop.take_first()
+            return loop
 
     def recorded(self) -> int:
         """Returns the number of graphs."""
         return len(self._loops)
 
-    def _loop(
+    def _known(
         self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
+    ) -> "RecordedLoop | None":
+        key = _key(conditions, layout, sampling)
+        if key in self._loops:
+            self._loops.move_to_end(key)
+        return self._loops.get(key)
+
+    def _record(
+        self,
+        state: Modalities,
+        conditions: Sequence[Conditions],
+        layout: Layout,
+        sampling: Sampling,
     ) -> "RecordedLoop":
-        key = layout, tuple(one.length for one in conditions), sampling
-        if key not in self._loops:
-            while len(self._loops) >= self.kept:
-                self._loops.popitem(last=False)
-            self._loops[key] = RecordedLoop(self.model, conditions, layout, sampling, self._pool)
-        self._loops.move_to_end(key)
-        return self._loops[key]
+        tunes = get_kernel_selector().policy.profile is Profile.AUTOTUNE
+        while len(self._loops) >= self.kept:
+            self._loops.popitem(last=False)
+        loop = RecordedLoop(
+            self.model,
+            state,
+            conditions,
+            layout,
+            sampling,
+            pool=self._pool,
+            eager=tunes or not self._started,
+        )
+        self._started = True
+        self._loops[_key(conditions, layout, sampling)] = loop
+        return loop
 
 
 class RecordedLoop:
@@ -99,10 +132,12 @@ class RecordedLoop:
 
     Args:
         model: on a CUDA device.
+        state: starting point of the runs before the recording.
         conditions: texts; later ones have their lengths.
         layout: of the media.
         sampling: steps and guidance.
         pool: memory that graphs share which never run at the same time.
+        eager: see `CapturedCall`.
 
     Raises:
         ValueError: if guidance needs a second branch and there is none.
@@ -111,22 +146,36 @@ class RecordedLoop:
     def __init__(
         self,
         model: Cosmos3Transformer,
+        state: Modalities,
         conditions: Sequence[Conditions],
         layout: Layout,
         sampling: Sampling,
+        *,
         pool: Any,
+        eager: bool = True,
     ) -> None:
         self.bound = model.room(conditions, layout)
         self._masks = model.masks(layout)  # the graph reads them; the model may drop them
-        self.state = _zeros(model, layout)
-        held = tuple(conditions)
-        bound = _Bound(model, self.bound)
+        self.state = state.map(torch.clone)
+        held, bound = tuple(conditions), _Bound(model, self.bound)
+        made: deque[Tensor] = deque(maxlen=2)
 
         def run() -> Tensor:
             found = denoise(bound, self.state, held, layout, sampling)
-            return torch.cat([part.flatten() for part in _parts(found)])
+            made.append(torch.cat([part.flatten() for part in _parts(found)]))
+            return made[-1]
 
-        self._call = graphs.CapturedCall(run, model.device, pool)
+        self._call = graphs.CapturedCall(run, model.device, pool, eager=eager)
+        # What was recorded last is computed by replays only, the run before it is an answer.
+        self._first: Tensor | None = made[0]
+
+    def take_first(self) -> Modalities:
+        """Returns, once, what the run before the recording made of its state."""
+        assert self._first is not None
+        first, self._first = self._first, None
+        if first.is_cuda:  # it was made on another stream
+            first.record_stream(torch.cuda.current_stream(first.device))
+        return self._split(first)
 
     @torch.inference_mode()
     def __call__(self, state: Modalities, conditions: Sequence[Conditions]) -> Modalities:
@@ -135,8 +184,11 @@ class RecordedLoop:
             buffer.copy_(part, non_blocking=True)
         if not self.bound.holds(conditions, self.bound.layout):
             self.bound.fill(conditions)
-        parts = iter(self.replay().split([part.numel() for part in _parts(self.state)]))
-        return self.state.map(lambda like: next(parts).view(like.shape).clone())
+        return self._split(self.replay().clone())
+
+    def _split(self, flat: Tensor) -> Modalities:
+        parts = iter(flat.split([part.numel() for part in _parts(self.state)]))
+        return self.state.map(lambda like: next(parts).view(like.shape))
 
     def replay(self) -> Tensor:
         """Runs the loop on what the buffers hold; returns all modalities in one flat buffer."""
@@ -164,6 +216,10 @@ class FrameEncoder:
         if key not in self._loops:
             self._loops[key] = graphs.CapturedLoop(self._encode, [pixels])
         return self._loops[key](pixels)
+
+
+def _key(conditions: Sequence[Conditions], layout: Layout, sampling: Sampling) -> LoopKey:
+    return layout, tuple(one.length for one in conditions), sampling
 
 
 class _Bound:
