@@ -93,6 +93,19 @@ def test_trailing_bytes_are_refused(tmp_path):
         CheckpointReader(tmp_path)
 
 
+@pytest.mark.parametrize("second", [(0, 4), (4, 8)])
+def test_a_name_that_stands_twice_is_called_duplicate(tmp_path, second):
+    entries = [
+        f'"a": {{"dtype": "U8", "shape": [4], "data_offsets": {list(place)}}}'
+        for place in ((0, 4), second)
+    ]
+    header = f"{{{', '.join(entries)}}}".encode()
+    raw = len(header).to_bytes(8, "little") + header + bytes(second[1])
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has the duplicate key 'a'"):
+        CheckpointReader(tmp_path)
+
+
 def test_pickles_are_named_and_never_loaded(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, which are pickles"):

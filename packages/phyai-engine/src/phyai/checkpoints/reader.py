@@ -1,8 +1,10 @@
 """Reads tensors and their shapes from one or several safetensors files."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from phyai.checkpoints.errors import CheckpointError
 
+_MAX_HEADER_BYTES = 100_000_000  # of the safetensors format
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -41,6 +44,28 @@ def _weight_files(directory: Path, stem: str) -> list[Path]:
     raise CheckpointError(f"{directory} has no {single.name} and no {index.name}{hint}")
 
 
+def _refuse_duplicate_names(path: Path) -> None:
+    """Raises if a key stands twice in the header, of which other readers take one or the other."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(
+                f"{path} has the duplicate key {twice!r} in its header; write the file again with "
+                "one tensor of each name"
+            )
+        return found
+
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    # What else is wrong with a header is said by who opens the file.
+    with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        json.loads(header, object_pairs_hook=unique)
+
+
 class CheckpointReader:
     """The tensors of a checkpoint folder under canonical names.
 
@@ -55,7 +80,7 @@ class CheckpointReader:
         ignored: stored names that ``canonical`` left out.
 
     Raises:
-        CheckpointError: for missing, truncated or contradictory files.
+        CheckpointError: for missing, truncated or contradictory files and duplicate names.
     """
 
     def __init__(
@@ -75,6 +100,7 @@ class CheckpointReader:
 
     def _scan(self, path: Path, canonical: Callable[[str], str | None]) -> None:
         try:
+            _refuse_duplicate_names(path)
             with safe_open(path, framework="pt") as file:
                 for stored in file.keys():  # noqa: SIM118 - not a mapping
                     name = canonical(stored)

@@ -1,12 +1,14 @@
-"""Faults that people met with quantized checkpoints elsewhere, each as its right behaviour."""
+"""Quantization configs."""
 
 import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from phyai_quant import QuantConfigError, load_quant_plan, materialize
 from phyai_quant.checkpoint import check_unquantized_dtypes
+from phyai_quant.cli.app import run
 from phyai_quant.disk_checks import check_quantized_layers, check_shapes
 from phyai_quant.plan import warn_unmatched
 from phyai_quant.specs.base import AllocationRequest
@@ -30,7 +32,11 @@ def scheme(plan, name, **kwargs):
     return plan.resolve(name, "Linear", **kwargs)
 
 
-def test_ignoring_a_fused_layer_ignores_its_shards_and_the_reverse(checkpoint):
+def test_case_01_ignoring_a_fused_layer_and_its_shards_is_the_same(checkpoint):
+    """An ignored fused layer covers its shards and the reverse; a lone shard is named.
+
+    Handled in phyai_quant.plan.
+    """
     fused = load_quant_plan(checkpoint(compressed("FP8", ignore=[f"{ATTN}.qkv_proj"])))
     shards = [f"{ATTN}.{leg}_proj" for leg in "qkv"]
     for plan in (fused, load_quant_plan(checkpoint(compressed("FP8", ignore=shards)))):
@@ -40,7 +46,11 @@ def test_ignoring_a_fused_layer_ignores_its_shards_and_the_reverse(checkpoint):
         scheme(some, f"{ATTN}.qkv_proj")
 
 
-def test_a_wrapper_suffix_hides_no_ignore_entry(checkpoint):
+def test_case_02_a_wrapper_suffix_hides_no_ignore_entry(checkpoint):
+    """An ignore entry matches with and without the suffix of a wrapper module.
+
+    Handled in phyai_quant.matching.
+    """
     for entry, name in (
         (f"{MLP}.down_proj.linear", "down_proj"),
         (f"{MLP}.up_proj", "up_proj.linear"),
@@ -49,7 +59,11 @@ def test_a_wrapper_suffix_hides_no_ignore_entry(checkpoint):
         assert scheme(plan, f"{MLP}.{name}") is None
 
 
-def test_an_ignore_entry_that_matches_nothing_is_named_with_file_and_key(checkpoint):
+def test_case_02_an_entry_that_matches_nothing_is_named(checkpoint):
+    """An ignore entry that matches no layer is warned of with its file and key.
+
+    Handled in phyai_quant.plan.
+    """
     directory = checkpoint(compressed("NVFP4", ignore=["vision.q_proj", f"{MLP}.down_proj"]))
     plan = load_quant_plan(directory)
     place = f"{directory / 'config.json'}: quantization_config.ignore: vision.q_proj"
@@ -59,14 +73,22 @@ def test_an_ignore_entry_that_matches_nothing_is_named_with_file_and_key(checkpo
     assert len(caught) == 1
 
 
-def test_a_layer_fused_from_ignored_leaves_is_ignored(checkpoint):
+def test_case_04_a_layer_fused_from_ignored_leaves_is_ignored(checkpoint):
+    """A layer fused from any number of ignored leaves is ignored.
+
+    Handled in phyai_quant.plan.
+    """
     leaves = [f"in_proj_{leaf}" for leaf in ("qkv", "g", "fa", "b")]
     plan = load_quant_plan(checkpoint(compressed("FP8", ignore=[f"a.{leaf}" for leaf in leaves])))
     assert scheme(plan, "a.in_proj_qkvgfab", legs=leaves) is None
 
 
 @pytest.mark.parametrize("cache", ["FP8", {"num_bits": 8, "type": "float", "strategy": "tensor"}])
-def test_a_config_for_the_cache_alone_quantizes_no_layer(checkpoint, cache):
+def test_case_05_a_config_for_the_cache_alone_quantizes_no_layer(checkpoint, cache):
+    """A group without targets quantizes no layer, and the cache scheme beside it is kept.
+
+    Handled in phyai_quant.importers.compressed_tensors.
+    """
     group = {"targets": [], "weights": None, "input_activations": None}
     config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     with pytest.warns(UserWarning, match="caches stay unquantized"):
@@ -75,7 +97,11 @@ def test_a_config_for_the_cache_alone_quantizes_no_layer(checkpoint, cache):
     assert plan.kv_cache.dtype == "fp8_e4m3"
 
 
-def test_a_multimodal_prefix_hides_no_entry(checkpoint):
+def test_case_07_a_multimodal_prefix_hides_no_entry(checkpoint):
+    """Skip lists match with and without the prefix of a multimodal model; BF16 never becomes FP8.
+
+    Handled in phyai_quant.matching, phyai_quant.disk_checks.
+    """
     entry = "model.language_model.layers.1.ple.key_proj"
     plan = load_quant_plan(checkpoint({**FP8, "ignored_layers": [entry]}))
     for name in (entry, "model.layers.1.ple.key_proj", "layers.1.ple.key_proj"):
@@ -86,7 +112,11 @@ def test_a_multimodal_prefix_hides_no_entry(checkpoint):
         check_quantized_layers({f"{other}.weight": "BF16"}, plan, {other: "Linear"})
 
 
-def test_both_keys_of_the_skip_list_count(checkpoint):
+def test_case_08_both_keys_of_the_skip_list_count(checkpoint):
+    """Both spellings of the FP8 skip list count, as a union; null is empty.
+
+    Handled in phyai_quant.importers.hf_fp8.
+    """
     q_proj, o_proj = f"{ATTN}.q_proj", f"{ATTN}.o_proj"
     for config in (
         {"ignored_layers": [q_proj, o_proj], "modules_to_not_convert": None},
@@ -99,14 +129,22 @@ def test_both_keys_of_the_skip_list_count(checkpoint):
 
 
 @pytest.mark.parametrize("name", [".transformer.layers.31.mlp.fc2", "a..b", "a."])
-def test_a_name_with_an_empty_segment_is_refused(checkpoint, name):
+def test_case_10_a_name_with_an_empty_segment_is_refused(checkpoint, name):
+    """A layer name with an empty segment is refused in configs and in queries.
+
+    Handled in phyai_quant.matching.
+    """
     with pytest.raises(QuantConfigError, match="has an empty segment"):
         load_quant_plan(checkpoint({**FP8, "ignored_layers": [name]}))
     with pytest.raises(QuantConfigError, match="has an empty segment"):
         scheme(load_quant_plan(checkpoint(FP8)), name)
 
 
-def test_quantized_tensors_without_a_config_are_refused(checkpoint):
+def test_case_11_quantized_tensors_without_a_config_are_refused(checkpoint):
+    """FP8 tensors in a checkpoint that declares no quantization are an error.
+
+    Handled in phyai_quant.disk_checks.
+    """
     plan = load_quant_plan(checkpoint(use_fp8_experts=True))
     assert plan is None
     for name in ("mlp.experts.0.up_proj.weight", "mlp.experts.gate_up_proj"):
@@ -115,27 +153,43 @@ def test_quantized_tensors_without_a_config_are_refused(checkpoint):
 
 
 @pytest.mark.parametrize(("value", "ordered"), [(True, True), ("group", True), ("static", False)])
-def test_activation_order_may_be_a_boolean(checkpoint, value, ordered):
+def test_case_13_activation_order_may_be_a_boolean(checkpoint, value, ordered):
+    """Activation order may be spelled as a boolean.
+
+    Handled in phyai_quant.importers.tensor_args.
+    """
     args = {"num_bits": 4, "group_size": 128, "actorder": value}
     config = {**compressed(), "config_groups": {"g": {"weights": args}}}
     assert scheme(load_quant_plan(checkpoint(config)), "a.b").weight.act_order is ordered
 
 
-def test_an_unknown_activation_order_lists_the_allowed_ones(checkpoint):
+def test_case_13_an_unknown_activation_order_lists_the_allowed_ones(checkpoint):
+    """An unknown activation order is refused with the allowed ones.
+
+    Handled in phyai_quant.importers.tensor_args.
+    """
     args = {"num_bits": 4, "group_size": 128, "actorder": "sorted"}
     config = {**compressed(), "config_groups": {"g": {"weights": args}}}
     with pytest.raises(QuantConfigError, match="allowed: null, true, group, weight, static, dynam"):
         load_quant_plan(checkpoint(config))
 
 
-def test_one_scale_and_a_group_size_contradict(checkpoint):
+def test_case_14_one_scale_and_a_group_size_contradict(checkpoint):
+    """A scale for the tensor and a group size contradict each other; both fields are named.
+
+    Handled in phyai_quant.importers.tensor_args.
+    """
     args = {"num_bits": 8, "strategy": "tensor", "group_size": 128}
     config = {**compressed(), "config_groups": {"g": {"weights": args}}}
     with pytest.raises(QuantConfigError, match="strategy 'tensor' and group_size 128 contradict"):
         load_quant_plan(checkpoint(config))
 
 
-def test_an_unquantized_expert_outside_the_ignore_list_is_named_with_its_rule(checkpoint):
+def test_case_16_an_unquantized_expert_outside_the_ignore_list_is_named(checkpoint):
+    """A BF16 expert that the config calls quantized is named with the rule that says so.
+
+    Handled in phyai_quant.disk_checks.
+    """
     plan = load_quant_plan(checkpoint(compressed("FP8_DYNAMIC")))
     experts = {f"{MLP}.experts.{index}.up_proj": "Linear" for index in range(3)}
     dtypes = dict.fromkeys((f"{name}.weight" for name in experts), "F8_E4M3")
@@ -148,21 +202,33 @@ def test_an_unquantized_expert_outside_the_ignore_list_is_named_with_its_rule(ch
 
 
 @pytest.mark.parametrize("key", ["ignore", "exclude_modules"])
-def test_modelopt_spells_its_exclusions_in_two_ways(checkpoint, key):
+def test_case_17_exclusions_have_two_spellings(checkpoint, key):
+    """ModelOpt exclusions count under both of their keys.
+
+    Handled in phyai_quant.importers.modelopt.
+    """
     inline = {"quant_method": "modelopt", "quant_algo": "NVFP4", key: ["lm_head"]}
     plan = load_quant_plan(checkpoint(inline))
     assert scheme(plan, "lm_head") is None
     assert scheme(plan, f"{MLP}.up_proj").weight.dtype == "nvfp4"
 
 
-def test_the_inline_config_of_modelopt_is_enough(checkpoint):
+def test_case_19_the_inline_config_is_enough(checkpoint):
+    """A ModelOpt config inside config.json is enough; one in each file must agree.
+
+    Handled in phyai_quant.importers.registry.
+    """
     inline = {"quant_method": "modelopt", "quant_algo": "FP8"}
     assert scheme(load_quant_plan(checkpoint(inline)), "a.b").weight.dtype == "fp8_e4m3"
     with pytest.raises(QuantConfigError, match="contradict each other"):
         load_quant_plan(checkpoint(inline, modelopt(quant_algo="NVFP4")))
 
 
-def test_an_excluded_head_that_is_quantized_nevertheless_is_a_contradiction(checkpoint):
+def test_case_20_an_excluded_head_that_is_quantized_is_a_contradiction(checkpoint):
+    """A head that is excluded and stored quantized is refused with tensor, rule and file.
+
+    Handled in phyai_quant.disk_checks.
+    """
     plan = load_quant_plan(
         checkpoint(standalone=modelopt(quant_algo="NVFP4", exclude_modules=["lm_head"]))
     )
@@ -176,7 +242,11 @@ def test_an_excluded_head_that_is_quantized_nevertheless_is_a_contradiction(chec
     assert "lm_head.weight_scale_2" in str(error.value)
 
 
-def test_one_listed_projection_quantizes_no_other(checkpoint):
+def test_case_22_one_listed_projection_quantizes_no_other(checkpoint):
+    """One listed projection quantizes no other one beside it.
+
+    Handled in phyai_quant.importers.modelopt.
+    """
     listed = {f"{ATTN}.o_proj": {"quant_algo": "FP8"}}
     config = modelopt(quant_algo="MIXED_PRECISION", quantized_layers=listed)
     plan = load_quant_plan(checkpoint(standalone=config))
@@ -184,13 +254,21 @@ def test_one_listed_projection_quantizes_no_other(checkpoint):
     assert scheme(plan, f"{ATTN}.qkv_proj") is None
 
 
-def test_null_layers_are_no_layers(checkpoint):
+def test_case_23_null_layers_are_no_layers(checkpoint):
+    """A null list of quantized layers is an empty one.
+
+    Handled in phyai_quant.importers.modelopt.
+    """
     plan = load_quant_plan(checkpoint(standalone=modelopt(quant_algo="FP8", quantized_layers=None)))
     assert plan.rules == ()
     assert scheme(plan, "a.b").weight.dtype == "fp8_e4m3"
 
 
-def test_a_scale_of_a_layer_without_a_rule_is_named_with_the_file(checkpoint):
+def test_case_25_a_scale_of_a_layer_without_a_rule_is_named(checkpoint):
+    """A scale of a layer that no rule quantizes is named with the rule's file.
+
+    Handled in phyai_quant.disk_checks.
+    """
     directory = checkpoint({**compressed(), "config_groups": {"FP8": [f"{MLP}.up_proj"]}})
     with pytest.raises(QuantConfigError) as error:
         check_unquantized_dtypes(
@@ -199,8 +277,34 @@ def test_a_scale_of_a_layer_without_a_rule_is_named_with_the_file(checkpoint):
     assert f"{MLP}.down_proj.weight_scale (F32): no rule of {directory}" in str(error.value)
 
 
+def test_case_26_an_infinite_scale_of_the_input_is_reported(checkpoint, capsys):
+    """The validation command reports an infinite input scale; building the plan does not read it.
+
+    Handled in phyai_quant.offline.checks, phyai_quant.cli.validate.
+    """
+    directory = checkpoint(compressed("NVFP4"))
+    experts = [f"{MLP}.experts.{index}.up_proj" for index in range(3)]
+    tensors = {}
+    for name in experts:
+        tensors[f"{name}.weight_packed"] = torch.zeros(16, 16, dtype=torch.uint8)
+        tensors[f"{name}.weight_scale"] = torch.ones(16, 2).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_global_scale"] = torch.ones(1)
+        tensors[f"{name}.input_global_scale"] = torch.ones(1)
+    tensors[f"{experts[1]}.input_global_scale"] = torch.tensor([math.inf])
+    save_file(tensors, directory / "model.safetensors")
+    check_unquantized_dtypes({"a.b.input_global_scale": "F32"}, load_quant_plan(directory))
+    assert run(["validate", str(directory)]) == 1
+    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert len(errors) == 1, errors
+    assert f"{experts[1]}.input_global_scale: 1 of 1 scales are infinite" in errors[0]
+
+
 @pytest.mark.parametrize("group", [32, 128])
-def test_a_group_that_does_not_divide_the_features_is_named_with_its_layer(checkpoint, group):
+def test_case_28_a_group_that_does_not_divide_the_features_is_named(checkpoint, group):
+    """A group size that does not divide the input features is refused with the layer.
+
+    Handled in phyai_quant.disk_checks.
+    """
     args = {"num_bits": 4, "group_size": group}
     config = {**compressed(), "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
     plan = load_quant_plan(checkpoint(config))
@@ -209,13 +313,11 @@ def test_a_group_that_does_not_divide_the_features_is_named_with_its_layer(check
     check_shapes(plan, {f"{MLP}.fc1": (4304, 1152)})
 
 
-def test_an_infinite_global_scale_is_no_matter_of_the_plan(checkpoint):
-    """Contents are looked at by the offline validation; a plan is made of names and configs."""
-    plan = load_quant_plan(checkpoint(compressed("NVFP4")))
-    check_unquantized_dtypes({"a.b.weight_packed": "U8", "a.b.input_global_scale": "F32"}, plan)
+def test_case_29_w4a16_with_few_rows_equals_its_dequantized_weight(checkpoint, make_layer):
+    """A 4-bit product with 64 outputs equals that of the dequantized weight.
 
-
-def test_w4a16_with_few_rows_equals_its_dequantized_weight(checkpoint, make_layer):
+    Handled in phyai_quant.specs.int_packed.
+    """
     rows, columns, group = 64, 128, 64
     args = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group}
     config = {**compressed(), "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}

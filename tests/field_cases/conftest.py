@@ -1,0 +1,65 @@
+"""Checkpoints, a tiny policy, and graphs that are replayed on the CPU."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "packages" / "phyai-engine" / "tests" / "fixtures"
+
+
+@pytest.fixture
+def make_layer() -> Callable[..., nn.Module]:
+    """Returns an empty layer of a name."""
+
+    def make(prefix: str) -> nn.Module:
+        layer = nn.Module()
+        layer.prefix = prefix
+        return layer
+
+    return make
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Writes config.json with the inline config and hf_quant_config.json with the standalone."""
+
+    def write(inline: object = None, standalone: object = None, **extra: object) -> Path:
+        config = dict(extra)
+        if inline is not None:
+            config["quantization_config"] = inline
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if standalone is not None:
+            (tmp_path / "hf_quant_config.json").write_text(json.dumps(standalone))
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_pi05() -> Path:
+    """Folder of a random π0.5 policy of a few hundred kilobytes, with reference results."""
+    return FIXTURES / "pi05_tiny"
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], torch.Tensor]]:
+    """Replays CUDA graphs on the CPU by calling what was recorded; lists the recordings."""
+    from phyai.runtime import graphs
+
+    functions: list[Callable[[], torch.Tensor]] = []
+
+    def record(function: Callable[[], torch.Tensor], device: Any, pool: Any = None) -> Any:
+        functions.append(function)
+        output = function()
+        return output, lambda: output.copy_(function())
+
+    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
+    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
+    monkeypatch.setattr(graphs, "_record", record)
+    return functions
