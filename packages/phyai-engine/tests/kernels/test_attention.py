@@ -55,6 +55,20 @@ def test_causal_aligns_the_last_query_with_the_last_key(
 
 
 @pytest.mark.parametrize("kernel", ROWS)
+def test_queries_before_the_first_key_get_zeros(row, strided, relative_error, kernel):
+    q = strided(2, 5, 4, 8).requires_grad_()
+    k, v = strided(2, 3, 2, 8, seed=1), strided(2, 3, 2, 8, seed=2)
+    out = row(kernel)(q, k, v, scale=0.5, causal=True)
+    assert (out[:, :2] == 0).all()
+    mask = [[], [], [0], [0, 1], [0, 1, 2]]
+    for batch in range(2):
+        expected = attention64(q[batch, 2:], k[batch], v[batch], 0.5, mask[2:])
+        assert relative_error(out[batch, 2:].detach(), expected) < 2e-6
+    out.sum().backward()
+    assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ROWS)
 def test_huge_logits_do_not_overflow(row, kernel):
     q = torch.full((1, 2, 1, 4), 200.0)
     k = torch.cat([torch.full((1, 1, 1, 4), 200.0), torch.zeros(1, 1, 1, 4)], dim=1)

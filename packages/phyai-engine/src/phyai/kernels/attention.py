@@ -43,11 +43,13 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = 
     grouped = q.float().view(batch, rows, kv_heads, heads // kv_heads, head_dim)
     logits = torch.einsum("bqhgd,bkhd->bhgqk", grouped, k.float()) * scale
     if causal:
-        # The last query sees the last key.
+        # The last query sees the last key, and queries before the first key see none: zeros.
         order = torch.arange(keys, device=q.device) - (keys - rows)
         future = order > torch.arange(rows, device=q.device).unsqueeze(-1)
-        logits = logits.masked_fill(future, float("-inf"))
-    weights = logits.softmax(dim=-1)
+        logits = logits.masked_fill(future, torch.finfo(logits.dtype).min)
+        weights = logits.softmax(dim=-1).masked_fill(future, 0.0)
+    else:
+        weights = logits.softmax(dim=-1)
     out = torch.einsum("bhgqk,bkhd->bqhgd", weights, v.float())
     return out.reshape(q.shape).to(q.dtype)
 
@@ -167,7 +169,7 @@ _SPEC = OpSpec(
         "[B, S2, kv_heads, head_dim]; layout ragged: q [T, heads, head_dim] packs requests of "
         "lens rows, k and v [T2, kv_heads, head_dim] of kv_lens rows, those of lens if None; "
         "both are tuples on the host. heads is a multiple of kv_heads. Causal aligns the last "
-        "query of a request with its last key."
+        "query of a request with its last key; a query that sees no key gets zeros."
     ),
 )
 
