@@ -132,9 +132,10 @@ def test_hopper_matmul(tmp_path, monkeypatch):
     plans = [*hopper_plan.PLANS, replace(hopper_plan.THIN, split_k=4)]
     for index, plan in enumerate(plans):
         paired = index % 2 == 0
+        size = 4 if plan in (hopper_plan.LARGE, hopper_plan.SQUARE) else 2
         constants = {
             "STAGES": plan.stages, "GROUP_M": plan.group_m, "SPLIT_K": plan.split_k,
-            "STORE": hopper.store_layout(plan.block_m, plan.block_n, plan.num_warps),
+            "STORE": hopper.store_layout(plan.block_m, plan.block_n, plan.num_warps, size),
             "PAIRED": paired, "HAS_BIAS": not paired, "HAS_SECOND_BIAS": paired,
             "COPY_REGISTERS": hopper.COPY_REGISTERS,
         }  # fmt: skip
@@ -142,7 +143,7 @@ def test_hopper_matmul(tmp_path, monkeypatch):
         blocks["second_w_desc"] = blocks["w_desc"]
         types = POINTERS | dict.fromkeys(INT64, "i64")
         types |= {n: f"tensordesc<i8{b},{hopper.operand_layout(*b)!r}>" for n, b in blocks.items()}
-        types["out"] = "*i32" if plan.split_k > 1 else "*bf16"
+        types["out"] = "*i32" if plan.split_k > 1 else {2: "*bf16", 4: "*fp32"}[size]
         signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
         divisible = ("out", "columns", "out_row_stride")
         source = GluonASTSource(

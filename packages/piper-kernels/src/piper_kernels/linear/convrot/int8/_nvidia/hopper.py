@@ -33,14 +33,17 @@ def operand_layout(rows: int, depth: int) -> gl.NVMMASharedLayout:
 
 
 @cache
-def store_layout(block_m: int, block_n: int, num_warps: int) -> gl.DistributedLinearLayout:
-    """Return a layout of a tile whose threads hold 8 columns side by side.
+def store_layout(
+    block_m: int, block_n: int, num_warps: int, element_size: int = 2
+) -> gl.DistributedLinearLayout:
+    """Return a layout of a tile whose threads hold 16 bytes of columns side by side.
 
     A warp has the rows that it has in the layout of the accumulators, so a conversion between
     the two exchanges values within groups of four threads only.
     """
+    vector = 16 // element_size
     columns, rows = [], []
-    size = 32
+    size = 4 * vector
     while size < block_n:
         columns.append([0, size])
         size *= 2
@@ -48,10 +51,11 @@ def store_layout(block_m: int, block_n: int, num_warps: int) -> gl.DistributedLi
     while size < block_m:
         rows.append([size, 0])
         size *= 2
+    side_by_side = [[0, 1 << bit] for bit in range(vector.bit_length() - 1)]
     warps = [[16 << bit, 0] for bit in range(num_warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *columns, *rows],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        reg_bases=[*side_by_side, [8, 0], *columns, *rows],
+        lane_bases=[[0, vector], [0, 2 * vector], [1, 0], [2, 0], [4, 0]],
         warp_bases=warps,
         block_bases=[],
         shape=[block_m, block_n],
@@ -95,7 +99,9 @@ def matmul(
     second_desc = None
     if second is not None:
         second_desc = _descriptor(second[0].data_ptr(), columns, depth, depth, *tile)
-    programs, constants, options = _schedule(plan, rows, columns, flags, sm_count)
+    programs, constants, options = _schedule(
+        plan, rows, columns, flags, sm_count, out.element_size()
+    )
     numbers = (columns, depth, out.stride(0), *strides)
     with launch_guard(out.device):
         _matmul(
@@ -132,12 +138,17 @@ def _descriptor(
 
 @lru_cache(maxsize=4096)
 def _schedule(
-    plan: HopperPlan, rows: int, columns: int, flags: tuple[bool, bool, bool], sm_count: int
+    plan: HopperPlan,
+    rows: int,
+    columns: int,
+    flags: tuple[bool, bool, bool],
+    sm_count: int,
+    element_size: int,
 ) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """Return the programs of a launch, its constants and its compiler options."""
     units = ceil_div(rows, plan.block_m) * ceil_div(columns, plan.block_n) * plan.split_k
     units *= 2 if flags[0] else 1
-    store = store_layout(plan.block_m, plan.block_n, plan.num_warps)
+    store = store_layout(plan.block_m, plan.block_n, plan.num_warps, element_size)
     constants = (plan.stages, plan.group_m, plan.split_k, store, *flags, COPY_REGISTERS)
     options = {
         "num_warps": plan.num_warps,
