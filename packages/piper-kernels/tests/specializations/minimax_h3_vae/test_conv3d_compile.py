@@ -284,19 +284,40 @@ def test_options():
     assert tuple(compile_options({OPTION: before})[OPTION]) == (before, fused)
 
 
-def test_inductor_runs_the_pass():
-    """After the fusion nothing is left for which code would be generated."""
-    norm, conv = make_norm(), make_conv()
+def normalized_block(norm, conv):
+    return lambda x, r: conv(reflect(functional.silu(norm(x)))) + r
 
-    def block(x, r):
-        return conv(reflect(functional.silu(norm(x)))) + r
+
+def test_inductor_runs_the_pass():
+    """Its passes before autograd, with the options as its configuration."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.pre_grad import pre_grad_passes
+
+    graphs = []
+
+    def backend(graph_module, inputs):
+        with config.patch(compile_options()):
+            graphs.append(pre_grad_passes(graph_module, inputs))
+        return graphs[-1].forward
 
     torch._dynamo.reset()
-    options = compile_options({"fx_graph_cache": False})
+    block = normalized_block(make_norm(), make_conv())
     with torch.no_grad():
-        compiled = torch.compile(block, options=options, fullgraph=True)(X, RESIDUAL)
+        torch.compile(block, backend=backend, fullgraph=True)(X, RESIDUAL)
+    calls = [node for node in graphs[0].graph.nodes if node.op.startswith("call_")]
+    assert [str(node.target) for node in calls] == [f"piper_kernels.{NORMALIZED}.default"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_on_the_gpu():
+    norm, conv = make_norm().cuda(), make_conv().cuda()
+    block, x, residual = normalized_block(norm, conv), X.cuda(), RESIDUAL.cuda()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(block, options=compile_options(), fullgraph=True)(x, residual)
     expected = group_norm_silu_conv3d(
-        X, norm.weight, norm.bias, 8, 1e-6, conv.weight, conv.bias, padding="reflect",
-        residual=RESIDUAL,
+        x, norm.weight, norm.bias, 8, 1e-6, conv.weight, conv.bias, padding="reflect",
+        residual=residual,
     )  # fmt: skip
     assert torch.equal(compiled, expected)
