@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from projection_operands import operands
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -33,3 +34,20 @@ def test_numerics_in_the_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_numerics_on_the_gpu():
     run_checks("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("rows", "outputs"), [(65, 128), (1000, 1024), (4096, 4096), (8192, 4096)])
+def test_fp32_products_of_windows_are_exact(rows, outputs):
+    """Each schedule of the product stores FP32 as the reference does."""
+    from piper_kernels.linear.convrot.int8 import reference
+    from piper_kernels.linear.convrot.int8._backend import select_linear_backend
+
+    case = operands(rows, features=512, heads=outputs // 128, bias=torch.bfloat16).to("cuda")
+    p = case.projection
+    arguments = (*(x[0] for x in (case.inputs.qdata, case.inputs.scale)), p.qdata, p.scale)
+    backend = select_linear_backend(case.inputs.qdata.device)
+    out = torch.full((rows, outputs), torch.nan, device="cuda")
+    backend.linear_prepared(*arguments, p.bias, torch.float32, out=out)
+    assert torch.equal(out, reference.linear_prepared(*arguments, torch.float32, p.bias))
