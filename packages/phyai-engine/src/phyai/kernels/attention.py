@@ -184,6 +184,7 @@ def populate(catalog: Catalog) -> None:
         is_none("attrs.sliding_window"),
         is_none("attrs.logits_soft_cap"),
         one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
+        one_of("attrs.masked", None, False, kind=FactKind.BOOL),
     )
     flashinfer = all_of(
         FLASHINFER,
