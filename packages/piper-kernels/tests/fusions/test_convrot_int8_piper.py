@@ -129,7 +129,7 @@ def test_other_graphs(fuse, projected_attention, case):
                 query = self.linear("q", x).unflatten(-1, (-1, 64)).transpose(1, 2)
             return query, key, value
 
-        def __call__(self, x, cos, sin, gate, lengths):  # noqa: ARG002
+        def __call__(self, x, cos, sin, gate, lengths):
             query, key, value = self.operands(x, cos, sin)
             attention = piper_attention(query, key, value)
             merged = attention.transpose(1, 2).flatten(2)

@@ -91,7 +91,7 @@ def test_regions_are_fused(fuse, projected_attention, fmt, variant):
 @pytest.mark.parametrize("fmt", OPTIONS)
 @pytest.mark.parametrize("outputs", [48, 128, 160])
 def test_chunks_of_a_dynamic_output_share_one_scale(fuse, monkeypatch, fmt, outputs):
-    model, graph = fuse(fmt, rows=520, outputs=outputs, **RESIDUAL, projected_gate=True)
+    _, graph = fuse(fmt, rows=520, outputs=outputs, **RESIDUAL, projected_gate=True)
     (call,) = [n for n in graph.nodes if "attention_output" in str(n.target)]
     names = [argument.name for argument in call.target._schema.arguments]
     position = names.index("query_chunk_rows")

@@ -1,5 +1,6 @@
 """Reading and replacing nodes of a functional ATen graph."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph, Node, map_arg
 
 aten = torch.ops.aten
@@ -94,6 +96,46 @@ def insert_named(graph: Graph, target: Any, arguments: Mapping[str, Any]) -> Nod
     if given:
         raise TypeError(f"{target} has no arguments {', '.join(given)}")
     return insert_call(graph, target, tuple(args), kwargs)
+
+
+def insert_mutation(graph: Graph, target: Any, mutated: str, arguments: Mapping[str, Any]) -> Node:
+    """Append a call of an operator that overwrites an operand, and return what it becomes.
+
+    The graph stays functional: Inductor writes in place where it can prove that nothing reads
+    the old contents any more, and copies otherwise.
+
+    Args:
+        graph: Where to append.
+        target: An operator that returns nothing.
+        mutated: The operand that it overwrites.
+        arguments: Operands by name; others are defaults.
+    """
+    named = {
+        argument.name: arguments.get(argument.name, argument.default_value)
+        for argument in target._schema.arguments
+        if argument.name != mutated
+    }
+    base = arguments[mutated]
+    bases = {f"_{mutated}_base_index": 0, "_all_bases": [base]}
+    call = graph.call_function(auto_functionalized_v2, (target,), named | bases)
+    updated = graph.call_function(operator.getitem, (call, 1))
+    call.meta["val"] = (None, base.meta["val"])
+    updated.meta["val"] = base.meta["val"]
+    return updated
+
+
+def allocates(node: Node) -> bool:
+    """Return whether an operator certainly allocates the only value that it returns."""
+    target: Any = node.target
+    schema = getattr(target, "_schema", None)
+    return (
+        node.op == "call_function"
+        and schema is not None
+        and len(schema.returns) == 1
+        and schema.returns[0].alias_info is None
+        and not schema.is_mutable
+        and target not in (aten.reshape.default, aten.contiguous.default, aten._to_copy.default)
+    )
 
 
 def has_values(node: Node) -> bool:

@@ -3,15 +3,21 @@
 ``(base + update_gate[index] * update) + ffn_gate[index] * ffn`` with one index for both gates.
 """
 
-import operator as operator_module
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph, Node
 
-from piper_kernels._compile.nodes import fake_value, is_call, is_contiguous, replace_node, shape_key
+from piper_kernels._compile.nodes import (
+    allocates,
+    fake_value,
+    insert_mutation,
+    is_call,
+    is_contiguous,
+    replace_node,
+    shape_key,
+)
 
 aten = torch.ops.aten
 
@@ -60,23 +66,12 @@ def match_gated_update(ffn: Node) -> GatedUpdateMatch | None:
 def replace_gated_update(
     graph: Graph, match: GatedUpdateMatch, operator: Any, arguments: tuple[Any, ...]
 ) -> None:
-    """Replace the update by an operator that overwrites ``reusable_update``.
-
-    The graph stays functional: Inductor writes in place where it can prove that nothing reads
-    the old contents any more, and copies otherwise.
-    """
-    named = {
-        argument.name: value
-        for argument, value in zip(operator._schema.arguments, arguments, strict=True)
-        if argument.name != "reusable_update"
-    }
-    bases = {"_reusable_update_base_index": 0, "_all_bases": [match.update]}
+    """Replace the update by an operator that overwrites ``reusable_update``."""
+    names = [argument.name for argument in operator._schema.arguments]
     with graph.inserting_before(match.result):
-        call = graph.call_function(auto_functionalized_v2, (operator,), named | bases)
-        updated = graph.call_function(operator_module.getitem, (call, 1))
-    value = match.result.meta["val"]
-    call.meta["val"] = (None, value)
-    updated.meta["val"] = value
+        updated = insert_mutation(
+            graph, operator, "reusable_update", dict(zip(names, arguments, strict=True))
+        )
     replace_node(match.result, updated)
 
 
@@ -140,17 +135,7 @@ def _fits(match: GatedUpdateMatch) -> bool:
 
 def _is_fresh(node: Node, user: Node) -> bool:
     """Return whether an operator allocates the value and one node alone uses it."""
-    target: Any = node.target
-    if node.op != "call_function" or set(node.users) != {user}:
-        return False
-    schema = getattr(target, "_schema", None)
-    return (
-        schema is not None
-        and len(schema.returns) == 1
-        and schema.returns[0].alias_info is None
-        and not schema.is_mutable
-        and target not in (aten.reshape.default, aten.contiguous.default, aten._to_copy.default)
-    )
+    return allocates(node) and set(node.users) == {user}
 
 
 def _only_user(node: Node, target: Any) -> Node | None:

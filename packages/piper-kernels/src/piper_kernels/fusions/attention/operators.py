@@ -47,6 +47,8 @@ def define_operator(
     empty: Callable[[dict[str, Any]], Any],
     run: Callable[[dict[str, Any]], Any],
     results: int = 1,
+    *,
+    mutates: str | None = None,
 ) -> Callable[..., Any]:
     """Define ``piper_kernels::<name>``.
 
@@ -57,8 +59,12 @@ def define_operator(
         empty: Checks the metadata of arguments by name and returns uninitialized results.
         run: Checks them too and returns the results.
         results: How many tensors are returned.
+        mutates: An argument that is overwritten.
     """
-    listed = [argument.declaration for argument in arguments]
+    listed = [
+        argument.declaration.replace("Tensor", "Tensor(a!)", int(argument.name == mutates))
+        for argument in arguments
+    ]
     listed += ["*", *(argument.declaration for argument in keywords)] if keywords else []
 
     def bind(given: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def define_operator(
     operator = torch.library.custom_op(
         f"piper_kernels::{name}",
         lambda *given, **named: run(bind(given, named)),
-        mutates_args=(),
+        mutates_args=() if mutates is None else (mutates,),
         schema=f"({', '.join(listed)}) -> {returned}",
     )
     operator.register_fake(lambda *given, **named: empty(bind(given, named)))

@@ -7,7 +7,16 @@ import torch
 from torch.fx import Graph, Node
 
 from piper_kernels._compile.linears import LinearCall
-from piper_kernels._compile.nodes import insert_call, insert_named, insert_size
+from piper_kernels._compile.nodes import (
+    allocates,
+    insert_call,
+    insert_mutation,
+    insert_named,
+    insert_size,
+    is_call,
+    is_contiguous,
+    shape_key,
+)
 from piper_kernels._compile.passes import GraphRewritePass, install_passes
 from piper_kernels._compile.views import normalize_projection_views
 from piper_kernels.fusions.attention import targets
@@ -111,8 +120,34 @@ class _Rewrite(RegionRewrite):
             arguments |= self._windowed("gate", projected.call)
         elif region.coarse is not None:
             arguments["coarse_gate"] = region.coarse.gate
+        if region.input not in arguments.values() and self._owns_source():
+            arguments["reusable_source"] = region.input
+            operator = ops.convrot_int8_sparse_piper_projected_query_attention_output_.default
+            return insert_mutation(self.graph, operator, "reusable_source", arguments)
         operator = ops.convrot_int8_sparse_piper_projected_query_attention_output.default
         return insert_named(self.graph, operator, arguments)
+
+    def _owns_source(self) -> bool:
+        """Return whether the result may take the place of the input of the region.
+
+        It may where an operator has allocated a value of the same shape that nothing but the
+        region and preparations in front of its end have read.
+        """
+        region = self.region
+        assert region.output is not None, "the region has an output projection"
+        source, end = region.input, region.output.call.node
+        value, result = source.meta["val"], end.meta["val"]
+        if not allocates(source) or not is_contiguous(value):
+            return False
+        if shape_key(value.shape) != shape_key(result.shape) or value.dtype != result.dtype:
+            return False
+        linears = [item.call.node for item in (region.query, region.key, region.value)]
+        projected = self._projected_gate()
+        linears += [] if projected is None else [projected.call.node]
+        operators = (aten.sym_size.int, ops.convrot_int8_prepare_input.default)
+        return all(
+            user in linears or (is_call(user, *operators) and user < end) for user in source.users
+        )
 
     def _prepare(self, call: LinearCall) -> tuple[Node, ...]:
         if call.preparation not in self.prepared:

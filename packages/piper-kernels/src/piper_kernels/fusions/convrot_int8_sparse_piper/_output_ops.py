@@ -89,8 +89,8 @@ def _output_linear(bound: dict[str, Any]) -> Projection:
     )
 
 
-def _check_output(bound: dict[str, Any], shape: tuple[int, int, int, int]) -> Tensor:
-    """Check the gates and the output projection and return an empty result."""
+def _check_output(bound: dict[str, Any], shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
+    """Check the gates and the output projection and return the shape of the result."""
     require_window_rows(bound["query_chunk_rows"], BLOCK)
     batch, rows, heads, features = shape
     key = bound["key"]
@@ -101,8 +101,11 @@ def _check_output(bound: dict[str, Any], shape: tuple[int, int, int, int]) -> Te
         gates = _projected_gates(bound)
         _check_input(gates.inputs, HeadProjection(gates.qdata, gates.scale, gates.bias, features),
                      shape)  # fmt: skip
-    outputs = bound["weight_qdata"].shape[0]
-    return key.new_empty((batch, rows, outputs), dtype=bound["output_dtype"])
+    return batch, rows, bound["weight_qdata"].shape[0]
+
+
+def _empty(bound: dict[str, Any], shape: tuple[int, int, int]) -> Tensor:
+    return bound["key"].new_empty(shape, dtype=bound["output_dtype"])
 
 
 def _check_input(
@@ -135,14 +138,14 @@ def _gates(bound: dict[str, Any]) -> Gates | None:
     return _projected_gates(bound) if given is None else GivenGates(given)
 
 
-def _check_given(bound: dict[str, Any]) -> Tensor:
+def _check_given(bound: dict[str, Any]) -> tuple[int, int, int]:
     shape = check_attention(bound)
     check_queries(bound, shape)
     return _check_output(bound, shape)
 
 
 def _run_given(bound: dict[str, Any]) -> Tensor:
-    output = _check_given(bound)
+    output = _empty(bound, _check_given(bound))
     attention = sparse_output(bound, prepared_queries(bound), _gates(bound))
     linear = Int8OutputLinear(_output_linear(bound))
     return attention.project(linear, output, bound["query_chunk_rows"])
@@ -164,7 +167,7 @@ def _queries(bound: dict[str, Any]) -> ProjectedQueries:
     )
 
 
-def _check_projected(bound: dict[str, Any]) -> Tensor:
+def _check_projected(bound: dict[str, Any]) -> tuple[int, int, int]:
     shape = check_attention(bound)
     queries, device = _queries(bound), bound["key"].device
     _check_input(queries.inputs, queries.projection, shape)
@@ -173,31 +176,65 @@ def _check_projected(bound: dict[str, Any]) -> Tensor:
     return _check_output(bound, shape)
 
 
-def _run_projected(bound: dict[str, Any]) -> Tensor:
-    output = _check_projected(bound)
+def _project_windows(bound: dict[str, Any], output: Tensor) -> Tensor:
     attention = sparse_output(bound, _queries(bound), _gates(bound))
     linear = Int8OutputLinear(_output_linear(bound))
     return attention.project(linear, output, bound["query_chunk_rows"])
+
+
+def _run_projected(bound: dict[str, Any]) -> Tensor:
+    return _project_windows(bound, _empty(bound, _check_projected(bound)))
+
+
+def _check_reused(bound: dict[str, Any]) -> None:
+    """Check all operands; ``ValueError`` unless the source has room for the result."""
+    shape, dtype, device = _check_projected(bound), bound["output_dtype"], bound["key"].device
+    source = bound["reusable_source"]
+    fits = source.shape == shape and source.dtype == dtype and source.device == device
+    if not fits or not source.is_contiguous():
+        raise ValueError(
+            f"{LABEL}: reusable_source must be contiguous {dtype} {shape} on {device}, got "
+            f"{source.dtype} {tuple(source.shape)} with strides {source.stride()} on "
+            f"{source.device}"
+        )
+
+
+def _run_reused(bound: dict[str, Any]) -> None:
+    _check_reused(bound)
+    # Queries and gates of a window are prepared before its rows are overwritten.
+    _project_windows(bound, bound["reusable_source"])
 
 
 attention_output = define_operator(
     "convrot_int8_sparse_piper_attention_output",
     (*QUERY_ARGUMENTS, *KEY_VALUE_ARGUMENTS, *_OUTPUT, *BRANCH_ARGUMENTS, *_GATE),
     _KEYWORDS,
-    _check_given,
+    lambda bound: _empty(bound, _check_given(bound)),
     _run_given,
 )
+_PROJECTED_ARGUMENTS = (
+    *_PROJECTED_QUERY,
+    *KEY_VALUE_ARGUMENTS,
+    *_OUTPUT,
+    *BRANCH_ARGUMENTS,
+    *_GATE,
+    optional("Tensor", "query_bias"),
+)
+_PROJECTED_KEYWORDS = (*_KEYWORDS, optional("SymInt", "head_dim"))
+_PROJECTED_NAME = "convrot_int8_sparse_piper_projected_query_attention_output"
 projected_query_attention_output = define_operator(
-    "convrot_int8_sparse_piper_projected_query_attention_output",
-    (
-        *_PROJECTED_QUERY,
-        *KEY_VALUE_ARGUMENTS,
-        *_OUTPUT,
-        *BRANCH_ARGUMENTS,
-        *_GATE,
-        optional("Tensor", "query_bias"),
-    ),
-    (*_KEYWORDS, optional("SymInt", "head_dim")),
-    _check_projected,
+    _PROJECTED_NAME,
+    _PROJECTED_ARGUMENTS,
+    _PROJECTED_KEYWORDS,
+    lambda bound: _empty(bound, _check_projected(bound)),
     _run_projected,
+)
+projected_query_attention_output_ = define_operator(
+    f"{_PROJECTED_NAME}_",
+    (Argument("Tensor", "reusable_source"), *_PROJECTED_ARGUMENTS),
+    _PROJECTED_KEYWORDS,
+    _check_reused,
+    _run_reused,
+    0,
+    mutates="reusable_source",
 )
