@@ -11,7 +11,7 @@ from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import denoise
 from phyai.models.cosmos3.parallel import Parallel
 from phyai.models.cosmos3.random_weights import random_transformer
-from phyai.models.cosmos3.runtime import Cosmos3Runtime, FrameEncoder
+from phyai.models.cosmos3.runtime import MOST_TOKENS, Cosmos3Runtime, FrameEncoder
 from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import ActionLayout, Layout, Modalities
 from phyai.runtime import graphs
@@ -187,6 +187,19 @@ def test_where_nothing_is_recorded(model, recorded):
     found = runtime(model, state, conditions, POLICY, SAMPLING)
     assert_same(found, denoise(model, state, conditions, POLICY, SAMPLING))
     assert recorded == []
+
+
+def test_long_loops_are_not_recorded(model, runtime, recorded, monkeypatch):
+    conditions = [text(model, 3), text(model, 2)]
+    forwards = SAMPLING.forwards() * POLICY.tokens(model.config.latent_patch_size)
+    for most, count in ((forwards - 1, 0), (forwards, 1)):
+        monkeypatch.setattr("phyai.models.cosmos3.runtime.MOST_TOKENS", most)
+        state = start(model, POLICY)
+        found = runtime(model, state, conditions, POLICY, SAMPLING)
+        assert_same(found, denoise(model, state, conditions, POLICY, SAMPLING))
+        assert runtime.recorded() == len(recorded) == count
+    droid = Layout(9, 33, 40, action=ActionLayout(33, 0, (0,), 8, 8))
+    assert droid.tokens(2) * Sampling(4, 3.0, 5.0).forwards() == 24_744 <= MOST_TOKENS
 
 
 def test_ranks_and_a_switch_keep_the_loop_eager(model, monkeypatch):

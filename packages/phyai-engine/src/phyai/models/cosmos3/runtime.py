@@ -17,6 +17,10 @@ from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import Conditions, Layout, Modalities
 from phyai.runtime import graphs
 
+MOST_TOKENS = 65_536
+"""Media tokens over all forwards of a loop that is recorded. A policy's loop has 24,744; in longer
+ones the device works long enough for the host to launch ahead, and a recording saves nothing."""
+
 LoopKey = tuple[Layout, tuple[int, ...], Sampling]
 """What a graph is recorded for: the grid, the text tokens of each branch, steps and guidance."""
 
@@ -28,8 +32,8 @@ class Cosmos3Runtime:
     every branch, so a replay is two copies and one launch. Text tokens are part of the key because
     attention to exactly the keys that exist needs no mask; a robot's instruction stays for an
     episode. The run before a recording answers the request, so a new instruction costs what
-    launching the loop costs the host. On other devices, with ``graphs`` off and among ranks the
-    loop runs eagerly.
+    launching the loop costs the host. On other devices, with ``graphs`` off, among ranks and beyond
+    `MOST_TOKENS` the loop runs eagerly.
 
     Args:
         model: the transformer.
@@ -45,8 +49,9 @@ class Cosmos3Runtime:
             raise ValueError(f"kept is {kept}; it must be at least 1")
         place = model.parallel
         alone = place.branches == 1 and place.tp.size == 1
-        self.model, self.kept = model, kept
-        self.records = graphs and alone and model.device.type == "cuda"
+        self.model = model
+        self.kept = kept
+        self.records: bool = graphs and alone and model.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self.records else None
         self._loops: OrderedDict[LoopKey, RecordedLoop] = OrderedDict()
         self._started = False
@@ -68,7 +73,7 @@ class Cosmos3Runtime:
         """
         if model is not self.model:
             raise ValueError("this runtime holds graphs of another model; make one for this model")
-        if not self.records:
+        if not self._worth(layout, sampling):
             return denoise(model, state, conditions, layout, sampling)
         with self._lock:
             loop = self._known(conditions, layout, sampling)
@@ -81,7 +86,7 @@ class Cosmos3Runtime:
         self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
     ) -> "RecordedLoop | None":
         """Records the graph for texts of these lengths; returns it, or None where none is used."""
-        if not self.records:
+        if not self._worth(layout, sampling):
             return None
         with self._lock:
             loop = self._known(conditions, layout, sampling)
@@ -94,6 +99,10 @@ class Cosmos3Runtime:
     def recorded(self) -> int:
         """Returns the number of graphs."""
         return len(self._loops)
+
+    def _worth(self, layout: Layout, sampling: Sampling) -> bool:
+        tokens = layout.tokens(self.model.config.latent_patch_size) * sampling.forwards()
+        return self.records and tokens <= MOST_TOKENS
 
     def _known(
         self, conditions: Sequence[Conditions], layout: Layout, sampling: Sampling
@@ -154,9 +163,9 @@ class RecordedLoop:
         pool: Any,
         eager: bool = True,
     ) -> None:
-        self.bound = model.room(conditions, layout)
+        self.bound: BoundBranches = model.room(conditions, layout)
         self._masks = model.masks(layout)  # the graph reads them; the model may drop them
-        self.state = state.map(torch.clone)
+        self.state: Modalities = state.map(torch.clone)
         held, bound = tuple(conditions), _Bound(model, self.bound)
         made: deque[Tensor] = deque(maxlen=2)
 
@@ -204,7 +213,8 @@ class FrameEncoder:
     """
 
     def __init__(self, encode: Callable[[Tensor], Tensor], *, records: bool) -> None:
-        self._encode, self.records = encode, records
+        self._encode = encode
+        self.records = records
         self._loops: dict[tuple[int, ...], graphs.CapturedLoop] = {}
 
     @torch.no_grad()
