@@ -191,7 +191,7 @@ def test_where_nothing_is_recorded(model, recorded):
 
 def test_long_loops_are_not_recorded(model, runtime, recorded, monkeypatch):
     conditions = [text(model, 3), text(model, 2)]
-    forwards = SAMPLING.forwards() * POLICY.tokens(model.config.latent_patch_size)
+    forwards = SAMPLING.forwards * POLICY.tokens(model.config.latent_patch_size)
     for most, count in ((forwards - 1, 0), (forwards, 1)):
         monkeypatch.setattr("phyai.models.cosmos3.runtime.MOST_TOKENS", most)
         state = start(model, POLICY)
@@ -199,7 +199,7 @@ def test_long_loops_are_not_recorded(model, runtime, recorded, monkeypatch):
         assert_same(found, denoise(model, state, conditions, POLICY, SAMPLING))
         assert runtime.recorded() == len(recorded) == count
     droid = Layout(9, 33, 40, action=ActionLayout(33, 0, (0,), 8, 8))
-    assert droid.tokens(2) * Sampling(4, 3.0, 5.0).forwards() == 24_744 <= MOST_TOKENS
+    assert droid.tokens(2) * Sampling(4, 3.0, 5.0).forwards == 24_744 <= MOST_TOKENS
 
 
 def test_ranks_and_a_switch_keep_the_loop_eager(model, monkeypatch):

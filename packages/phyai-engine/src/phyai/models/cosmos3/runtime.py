@@ -101,7 +101,7 @@ class Cosmos3Runtime:
         return len(self._loops)
 
     def _worth(self, layout: Layout, sampling: Sampling) -> bool:
-        tokens = layout.tokens(self.model.config.latent_patch_size) * sampling.forwards()
+        tokens = layout.tokens(self.model.config.latent_patch_size) * sampling.forwards
         return self.records and tokens <= MOST_TOKENS
 
     def _known(
