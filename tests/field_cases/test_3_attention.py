@@ -1,0 +1,320 @@
+"""Attention numerics and shapes."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from phyai.dispatch import KernelQuery, NoKernelError, Selector, build_catalog
+from phyai.dispatch.facts import Facts
+from phyai.models.pi05.captured import CapturedDenoise
+from phyai.models.pi05.loading import load_pi05
+from phyai.processing import ModelInputs
+from phyai.runtime.graphs import CapturedLoop
+from phyai.runtime.paged import PagedPlan
+from piper_kernels import piper_attention, sage_attention_2pp
+from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
+
+CATALOG = build_catalog()
+OPERATORS = {"piper": piper_attention, "sage": sage_attention_2pp}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ROWS = ["eager.attention", "sdpa.attention"]
+both = pytest.mark.parametrize("name", OPERATORS)
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+
+def operands(heads, kv_heads, queries, keys, head_dim=64, device="cpu", dtype=torch.float16):
+    """Normal queries, keys and values [1, heads, length, head_dim]."""
+    generator = torch.Generator().manual_seed(keys)
+    shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    return [
+        torch.randn(1, count, length, head_dim, generator=generator).to(device, dtype)
+        for count, length in shapes
+    ]
+
+
+def exact(query, key, value, hidden=None):
+    """Attention in FP64; ``hidden`` marks the keys that a query may not see."""
+    key, value = (x.cpu().double() for x in (key, value))
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = query.cpu().double() @ key.mT * query.shape[-1] ** -0.5
+    if hidden is not None:
+        logits = logits.masked_fill(hidden, -torch.inf)
+    return logits.softmax(-1) @ value
+
+
+def error(found, expected):
+    return float((found.cpu().double() - expected).norm() / expected.norm())
+
+
+def engine_row(kernel_id):
+    impl = CATALOG.impl(kernel_id)
+    return impl.prepare(Facts({"op": impl.op}), {})
+
+
+def engine_attention(kernel_id, query, key, value, causal=False):
+    """A row of the engine on ``[1, heads, length, head_dim]``; it takes heads last but one."""
+    rows = [x.transpose(1, 2).float() for x in (query, key, value)]
+    scale = query.shape[-1] ** -0.5
+    return engine_row(kernel_id)(*rows, scale=scale, causal=causal).transpose(1, 2)
+
+
+def attention_query(device="cpu", head_dim=64, **attrs):
+    return KernelQuery.build(
+        "attention",
+        device=device,
+        dtype=dict.fromkeys(("input", "key", "value"), "bf16"),
+        dims={"heads": 4, "kv_heads": 4, "head_dim": head_dim, "tokens": 8},
+        attrs={"layout": "padded", "causal": False, **attrs},
+    )
+
+
+@both
+@on_devices
+def test_case_52_one_query_over_few_keys(name, device):
+    """One query over fewer keys than a tile holds is computed.
+
+    Handled in piper_kernels.attention, phyai.kernels.attention.
+    """
+    for keys in (1, 5, 63, 127):
+        given = operands(16, 16, 1, keys, device=device)
+        assert error(OPERATORS[name](*given), exact(*given)) < 0.05
+        for row in ROWS:
+            assert error(engine_attention(row, *given), exact(*given)) < 1e-5
+
+
+@both
+def test_case_53_causal_operators_refuse_unequal_lengths(name):
+    """A causal operator without a way to align its mask refuses unequal lengths.
+
+    Handled in piper_kernels.attention.
+    """
+    with pytest.raises(ValueError, match="equal query and key lengths, got 4 and 8"):
+        OPERATORS[name](*operands(2, 2, 4, 8), is_causal=True)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_case_53_causal_rows_align_the_last_query_with_the_last_key(row):
+    """The engine aligns the last query with the last key where keys are more.
+
+    Handled in phyai.kernels.attention.
+    """
+    given = operands(2, 1, 4, 8)
+    hidden = torch.ones(4, 8, dtype=torch.bool).triu(5)
+    assert error(engine_attention(row, *given, causal=True), exact(*given, hidden)) < 1e-5
+
+
+@both
+def test_case_55_head_dimension_512_is_refused_by_the_operators(name):
+    """Operators name the head dimensions they support, and PyTorch's attention stays its own.
+
+    Handled in piper_kernels.attention.
+    """
+    with pytest.raises(ValueError, match="supports head dimensions 64 and 128, got 512"):
+        OPERATORS[name](*operands(1, 1, 9, 9, 512))
+    attention = functional.scaled_dot_product_attention
+    assert attention is torch._C._nn.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvidia:sm90"])
+def test_case_55_head_dimension_512_falls_back_in_the_engine(device, monkeypatch):
+    """The engine runs a head of 512, as in a VAE, with a row that supports it.
+
+    Handled in phyai.kernels.attention.
+    """
+    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
+    query = attention_query(device, head_dim=512)
+    chosen = Selector(CATALOG, device=device).explain(query).selected
+    assert chosen == "sdpa.attention"
+    given = operands(1, 1, 33, 33, 512)
+    assert error(engine_attention(chosen, *given), exact(*given)) < 1e-5
+
+
+@on_devices
+def test_case_56_170_000_keys_are_as_accurate_as_few(device):
+    """The error over 170,000 keys is that over a thousand.
+
+    Handled in piper_kernels.attention.
+    """
+    errors = []
+    for keys in (1000, 170_000):
+        given = operands(1, 1, 3, keys, device=device, dtype=torch.bfloat16)
+        # A few keys that match keep the result from averaging out.
+        given[1][:, :, -3:] = 3 * given[0]
+        errors.append(error(piper_attention(*given), exact(*given)))
+    assert errors[0] < 0.05
+    assert errors[1] < 0.05
+
+
+@both
+@on_devices
+def test_case_58_huge_logits_select_one_key(name, device):
+    """Queries and keys of 6e4 in FP16 give the value of the matching key, not NaN.
+
+    Handled in piper_kernels.attention, phyai.kernels.attention.
+    """
+    query, key, value = operands(1, 1, 65, 65, device=device)
+    query, key = torch.full_like(query, 6e4), torch.zeros_like(key)
+    key[0, 0, 7] = 6e4
+    expected = value[:, :, 7:8].expand_as(value).cpu().double()
+    assert error(OPERATORS[name](query, key, value), expected) < 0.05
+    for row in ROWS:
+        assert error(engine_attention(row, query, key, value), expected) < 1e-5
+
+
+def test_case_59_strided_codes_and_scales_are_read_where_they_lie():
+    """Codes and scales that are views of packed rows give what dense ones give.
+
+    Handled in piper_kernels.weights.convrot.int8, piper_kernels.weights.nvfp4.
+    """
+    dense = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    weight = ConvRotInt8Tensor.from_hp(dense, group_size=16)
+    rows = torch.zeros(64, 64 + 4 + 8, dtype=torch.int8)
+    rows[:, :64], rows[:, 64:68] = weight.qdata, weight.scale.view(torch.int8)
+    codes, scale = rows[:, :64], rows[:, 64:68].view(torch.float32)
+    assert not scale.is_contiguous()
+    packed = ConvRotInt8Tensor.from_quantized(
+        codes, scale, group_size=16, logical_dtype=torch.float32
+    )
+    assert torch.equal(functional.linear(x, packed), functional.linear(x, weight))
+    fp4 = PiperNVFP4Tensor.from_hp(dense)
+    rows = torch.zeros(64, 32 + 4, dtype=torch.uint8)
+    rows[:, :32], rows[:, 32:] = fp4.qdata, fp4.scale.view(torch.uint8)
+    packed = PiperNVFP4Tensor(
+        rows[:, :32],
+        rows[:, 32:].view(torch.float8_e4m3fn),
+        block_size=16,
+        orig_dtype=torch.float32,
+    )
+    assert not packed.qdata.is_contiguous()
+    assert torch.equal(packed.dequantize(), fp4.dequantize())
+    assert torch.equal(functional.linear(x, packed), functional.linear(x, fp4))
+
+
+def test_case_59_prepared_attention_refuses_views_that_are_not_dense():
+    """Prepared codes and scales of attention must be dense; the error names the one that is not.
+
+    Handled in piper_kernels.attention.piper_attention.
+    """
+    from piper_kernels.attention.piper_attention import prepared
+
+    query, key, value = operands(2, 2, 64, 64)
+    stored = prepared.prepare(query, key, value, scale=0.125, padded=True)
+    kv = stored.key_value
+    given = [stored.query_codes, stored.query_scale, kv.key_codes, kv.key_scale, kv.value_codes]
+    given += [kv.value_multiplier, kv.value_log_scale, kv.value_mean, 64, 64, False, torch.float16]
+    attend = torch.ops.piper_kernels.piper_attention_from_quantized
+    assert error(attend(*given), exact(query, key, value)) < 0.05
+    for index, name in enumerate(("query", "query_scale", "key", "key_scale", "value")):
+        tensor = given[index]
+        wide = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] + 8)
+        wide[..., : tensor.shape[-1]] = tensor
+        changed = [*given]
+        changed[index] = wide[..., : tensor.shape[-1]]
+        with pytest.raises(ValueError, match=f"prepared {name} must be contiguous"):
+            attend(*changed)
+
+
+@pytest.mark.parametrize("mask", [{"mask_kind": "custom"}, {"masked": True}, {"sliding_window": 4}])
+@pytest.mark.parametrize("causal", [True, False])
+def test_case_61_no_mask_is_dropped_silently(mask, causal):
+    """A mask beside or instead of the causal one is refused where no row can apply it.
+
+    Handled in phyai.kernels.attention.
+    """
+    selector = Selector(CATALOG, device="cpu")
+    assert selector.select(attention_query(causal=causal, masked=False)).kernel_id
+    with pytest.raises(NoKernelError, match=f"attrs.{next(iter(mask))}"):
+        selector.select(attention_query(causal=causal, **mask))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_case_62_queries_that_see_no_key_give_zeros(row):
+    """Queries before the first key, and requests without keys, give zeros.
+
+    Handled in phyai.kernels.attention.
+    """
+    given = operands(2, 2, 5, 3)
+    found = engine_attention(row, *given, causal=True)
+    hidden = torch.ones(5, 3, dtype=torch.bool).triu(-1)
+    expected = exact(*given, hidden)
+    assert (found[:, :, :2] == 0).all()
+    assert error(found[:, :, 2:], expected[:, :, 2:]) < 1e-5
+    nothing = operands(2, 2, 5, 0)
+    assert (engine_attention(row, *nothing) == 0).all()
+
+
+def test_case_62_ragged_requests_without_keys_give_zeros():
+    """A request without keys in a ragged batch gives zeros and leaves the others alone.
+
+    Handled in phyai.kernels.attention.
+    """
+    q, k = torch.randn(3, 2, 8), torch.randn(2, 2, 8)
+    run = engine_row("eager.attention")
+    found = run(q, k, k, scale=0.3, lens=(1, 2), kv_lens=(0, 2))
+    assert (found[0] == 0).all()
+    assert torch.equal(found[1:], run(q[1:], k, k, scale=0.3, lens=(2,), kv_lens=(2,)))
+
+
+@both
+def test_case_62_operators_and_plans_refuse_empty_keys(name):
+    """Operators refuse empty sequences, and a paged plan names the request without keys.
+
+    Handled in piper_kernels.attention, phyai.runtime.paged.
+    """
+    query, key, value = operands(2, 2, 5, 0)
+    with pytest.raises(ValueError, match="does not accept empty sequences, got 5 queries and 0"):
+        OPERATORS[name](query, key, value)
+    with pytest.raises(ValueError, match="request 1 has no keys"):
+        PagedPlan.from_slots([1, 2], [torch.arange(3), torch.arange(0)], "cpu")
+
+
+@on_devices
+@pytest.mark.parametrize("keys", [256, 512])
+def test_case_64_grouped_heads_over_256_keys_are_finite(device, keys):
+    """One query of grouped heads over a multiple of 256 keys is finite and right.
+
+    Handled in piper_kernels.attention, phyai.kernels.attention.
+    """
+    given = operands(4, 2, 1, keys, device=device)
+    assert error(piper_attention(*given), exact(*given)) < 0.05
+    for row in ROWS:
+        assert error(engine_attention(row, *given), exact(*given)) < 1e-5
+
+
+def test_case_65_a_graph_refuses_other_lengths(recorded):
+    """A graph recorded for 64 keys refuses 900 and says what to do.
+
+    Handled in phyai.runtime.graphs.
+    """
+    query, short, long = (torch.randn(2, n, 4, 8) for n in (1, 64, 900))
+    run = engine_row("eager.attention")
+    loop = CapturedLoop(lambda q, k: run(q, k, k, scale=0.3), [query, short])
+    assert torch.equal(loop(query, short), run(query, short, short, scale=0.3))
+    with pytest.raises(ValueError, match=r"\[2, 900, 4, 8\]; record another graph"):
+        loop(query, long)
+
+
+def test_case_65_a_recorded_policy_refuses_another_prefix(recorded, tiny_pi05):
+    """A recorded action loop refuses a prefix of other lengths instead of replaying its old plan.
+
+    Handled in phyai.models.pi05.captured.
+    """
+    cases = load_file(tiny_pi05 / "cases.safetensors")
+    model = load_pi05(tiny_pi05, device="cpu", params_dtype=torch.float32)
+
+    def prefix(group):
+        images, mask = cases[f"{group}.images"].float() / 127.5 - 1, cases[f"{group}.image_mask"]
+        tokens, token_mask = cases[f"{group}.tokens"], cases[f"{group}.token_mask"]
+        texts = ("",) * len(mask)
+        return model.encode_prefix(ModelInputs(images, mask, tokens, token_mask, None, texts))
+
+    with torch.inference_mode():
+        loop = CapturedDenoise(model, *prefix("single"))
+        found = loop(*prefix("single"), cases["single.noise"])
+        torch.testing.assert_close(found, cases["single.actions_10"], atol=1e-5, rtol=0)
+        with pytest.raises(ValueError, match="record another graph for this layout"):
+            loop(*prefix("ragged"), cases["ragged.noise"])
