@@ -137,7 +137,7 @@ class Engine:
 
     def __init__(self, args: EngineArgs) -> None:
         self.args = args
-        self.config = EngineConfig.from_env(args.config)
+        self.config: EngineConfig = EngineConfig.from_env(args.config)
         device = self.config.device.resolve()
         factory = _plugin(args.plugin)
         family = getattr(factory, "family", args.plugin)

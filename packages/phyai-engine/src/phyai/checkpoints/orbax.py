@@ -27,7 +27,7 @@ class OrbaxReader:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         if not (self.directory / _MANIFEST).is_file():
             raise CheckpointError(
                 f"{directory} has no {_MANIFEST}; expected the folder of an Orbax item, which "
@@ -40,7 +40,7 @@ class OrbaxReader:
             for ending, driver in _ARRAY_FILES.items():
                 if key.endswith(ending):
                     self._drivers[key.removesuffix(ending)] = driver
-        self.names = sorted(self._drivers)
+        self.names: list[str] = sorted(self._drivers)
 
     def _keys(self) -> list[str]:
         try:

@@ -90,7 +90,7 @@ class CheckpointReader:
         *,
         stem: str = "model",
     ) -> None:
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         self.ignored: list[str] = []

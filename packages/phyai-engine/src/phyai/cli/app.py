@@ -29,7 +29,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="phyai",
     help="Run robot policies and see which kernels they use.\n\n"
     "Exit codes: 0 done, 1 what was asked failed, 2 the command line is wrong. "

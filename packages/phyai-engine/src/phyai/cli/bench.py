@@ -17,7 +17,7 @@ from phyai.cli.output import (
     stdout_to_stderr,
 )
 
-app = typer.Typer(help="Time a policy stage by stage.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(help="Time a policy stage by stage.", no_args_is_help=True)
 app.command(name="cosmos3")(bench_cosmos3)
 
 Batches = Annotated[

@@ -9,7 +9,7 @@ import typer
 from phyai.cli import options
 from phyai.cli.output import print_json, print_pairs, status_line
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="convert",
     help="Convert checkpoints into a layout that the engine loads.",
     no_args_is_help=True,

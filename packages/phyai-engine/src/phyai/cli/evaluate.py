@@ -48,7 +48,9 @@ Picture = Annotated[
     ),
 ]
 
-app = typer.Typer(help="Measure the success of a policy in closed loop.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    help="Measure the success of a policy in closed loop.", no_args_is_help=True
+)
 
 
 @app.callback()

@@ -13,7 +13,9 @@ from phyai.cli.output import one_line, print_json, print_line, print_pairs
 if TYPE_CHECKING:
     from phyai.dispatch import Policy
 
-app = typer.Typer(help="Check, show and compare kernel policy files.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    help="Check, show and compare kernel policy files.", no_args_is_help=True
+)
 
 PolicyFile = Annotated[Path, typer.Argument(help="Kernel policy (YAML).", metavar="FILE")]
 

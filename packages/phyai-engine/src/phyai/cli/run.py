@@ -25,7 +25,7 @@ from phyai.cli.output import (
 if TYPE_CHECKING:
     from phyai.engine import ActionChunk, Engine
 
-app = typer.Typer(help="Run a model once.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(help="Run a model once.", no_args_is_help=True)
 app.add_typer(run_cosmos3.app, name="cosmos3")
 
 

@@ -12,7 +12,7 @@ from phyai.cli.cosmos3_run import Job, Sampler, Targets
 from phyai.cli.errors import CliError, checked
 from phyai.cli.generate_cosmos3 import run_i2v, run_t2i, run_t2v, run_v2v
 
-app = typer.Typer(help="Run Cosmos3 once, in any of its modes.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(help="Run Cosmos3 once, in any of its modes.", no_args_is_help=True)
 
 GENERATION = {"t2i": run_t2i, "t2v": run_t2v, "i2v": run_i2v, "v2v": run_v2v}
 for _name, _command in GENERATION.items():

@@ -48,7 +48,8 @@ class RealtimePolicy:
     ) -> None:
         if hz <= 0:
             raise ValueError(f"hz is {hz}; the robot makes a positive number of steps per second")
-        self.queue, self.latency = ActionQueue(), LatencyTracker()
+        self.queue: ActionQueue = ActionQueue()
+        self.latency: LatencyTracker = LatencyTracker()
         self.failure: Exception | None = None
         self._client, self._observe, self._hz = client, observe, hz
         chunk = int(client.metadata.get("action_horizon", 2))

@@ -25,7 +25,8 @@ class BenchInputs:
     __slots__ = ("args", "kwargs")
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        self.args, self.kwargs = args, dict(kwargs or {})
+        self.args = args
+        self.kwargs: dict[str, Any] = dict(kwargs or {})
 
 
 _LIVE: ContextVar[tuple[str, BenchInputs] | None] = ContextVar("phyai_live_inputs", default=None)
@@ -84,8 +85,10 @@ class InputSets:
         values = [*inputs.args, *inputs.kwargs.values()]
         self._names = tuple(inputs.kwargs)
         self._positional = len(inputs.args)
-        self.bytes_per_set = sum(_span(t) * t.element_size() for v in values for t in _tensors(v))
-        self.count = 1
+        self.bytes_per_set: int = sum(
+            _span(t) * t.element_size() for v in values for t in _tensors(v)
+        )
+        self.count: int = 1
         if self.bytes_per_set:
             self.count = max(1, math.ceil(cache_bytes / self.bytes_per_set) + 1)
             if self.bytes_per_set > cache_bytes:

@@ -77,9 +77,9 @@ class CallSite:
     ) -> None:
         self.op = op
         self.role = role
-        self.prefer = tuple(prefer)
-        self.dims = dict(dims or {})
-        self.attrs = dict(attrs or {})
+        self.prefer: tuple[str, ...] = tuple(prefer)
+        self.dims: dict[str, Any] = dict(dims or {})
+        self.attrs: dict[str, Any] = dict(attrs or {})
         self._choices: SiteChoices | None = None
         self._last: Selection | None = None
         _SITES.add(self)

@@ -32,8 +32,9 @@ class SiteChoices:
 
     def __init__(self, selector: Selector, op: str) -> None:
         # Generation first: a change during the reading below makes it a stale one.
-        self.selector = selector
-        self.epoch, self.revision = selector.epoch, selector.catalog.revision
+        self.selector: Selector = selector
+        self.epoch: int = selector.epoch
+        self.revision: int = selector.catalog.revision
         policy = selector.policy
         paths = selector.catalog.entry(op).paths | policy.paths()
 
@@ -41,9 +42,10 @@ class SiteChoices:
             names = sorted(path[len(prefix) :] for path in paths if path.startswith(prefix))
             return (tuple(names), (MISSING,) * len(names)) if names else ()
 
-        self.dims_read, self.dtypes_read = read("shape."), read("dtype.")
-        self.attrs_read = read("attrs.")
-        self.whole_shape = policy.profile is Profile.AUTOTUNE
+        self.dims_read: tuple[tuple[Any, ...], ...] = read("shape.")
+        self.dtypes_read: tuple[tuple[Any, ...], ...] = read("dtype.")
+        self.attrs_read: tuple[tuple[Any, ...], ...] = read("attrs.")
+        self.whole_shape: bool = policy.profile is Profile.AUTOTUNE
         self.memo: dict[Any, Selection] = {}
         self.frozen: dict[KernelMode, tuple[Any, Selection]] | None = None
         # One object per weight format stands for it in keys: it hashes faster than its facts.

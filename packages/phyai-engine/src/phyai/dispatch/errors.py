@@ -15,7 +15,7 @@ class PolicyError(ValueError):
     def __init__(
         self, message: str, *, source: str | Path = "", line: int | None = None, path: str = ""
     ) -> None:
-        self.source = str(source)
+        self.source: str = str(source)
         self.line = line
         self.path = path
         self.message = message

@@ -36,8 +36,12 @@ class Selection:
         params: Mapping[str, Any],
         trace: SelectionTrace,
     ) -> None:
-        self.impl, self.query, self.facts = impl, query, facts
-        self.execute, self.params, self.trace = execute, params, trace
+        self.impl = impl
+        self.query = query
+        self.facts = facts
+        self.execute = execute
+        self.params = params
+        self.trace = trace
 
     @property
     def kernel_id(self) -> str:

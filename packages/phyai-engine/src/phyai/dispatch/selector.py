@@ -42,7 +42,7 @@ class Selector:
         benchmark: Benchmark | None = None,
         autotune_cache: str | Path | None = None,
     ) -> None:
-        self.catalog = catalog if catalog is not None else build_catalog()
+        self.catalog: Catalog = catalog if catalog is not None else build_catalog()
         self._policy = policy if policy is not None else Policy()
         self._device = probe_device(device)
         self._model = model if model is not None else ModelContext()
@@ -51,7 +51,7 @@ class Selector:
         self._untuned: set[str] = set()
         self._revision = self.catalog.revision
         self._lock = threading.RLock()
-        self.epoch = 0
+        self.epoch: int = 0
 
     @property
     def policy(self) -> Policy:

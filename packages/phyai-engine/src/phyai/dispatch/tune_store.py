@@ -30,7 +30,7 @@ class TuneStore:
     """
 
     def __init__(self, path: str | Path | None) -> None:
-        self.path = Path(path).expanduser() if path is not None else None
+        self.path: Path | None = Path(path).expanduser() if path is not None else None
         self._seen: tuple[int, int, int] | None = None
         self._entries: dict[str, dict[str, Any]] = {}
         self._refresh()

@@ -35,9 +35,9 @@ class Options:
     __slots__ = ("compute", "flags", "tuning")
 
     def __init__(self, compute: Mapping[str, Any], tuning: Any = None) -> None:
-        self.flags = tuple(bool(compute.get(flag, False)) for flag in FLAGS)
-        self.compute = json.dumps({"gemm_type": "dense", **compute})
-        self.tuning = json.dumps(tuning) if tuning else None
+        self.flags: tuple[bool, ...] = tuple(bool(compute.get(flag, False)) for flag in FLAGS)
+        self.compute: str = json.dumps({"gemm_type": "dense", **compute})
+        self.tuning: str | None = json.dumps(tuning) if tuning else None
 
 
 class Buckets:
@@ -51,8 +51,8 @@ class Buckets:
 
     def __init__(self, intervals: Iterable[Any]) -> None:
         ordered = list(intervals)
-        self.highs = [high for _, high, _ in ordered]
-        self.texts = [json.dumps(parameters) for _, _, parameters in ordered]
+        self.highs: list[Any] = [high for _, high, _ in ordered]
+        self.texts: list[str] = [json.dumps(parameters) for _, _, parameters in ordered]
 
     def text(self, rows: int) -> str:
         """Returns the kernel parameters for ``rows`` rows; those of the last beyond it."""

@@ -23,7 +23,7 @@ class PagedAttention(nn.Module):
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, *, layer: int, role: str) -> None:
         super().__init__()
-        self.scale = head_dim**-0.5
+        self.scale: float = head_dim**-0.5
         self.layer = layer
         self._site = CallSite(
             "attention_paged",
@@ -79,7 +79,7 @@ class CachelessAttention(nn.Module):
         layer: int | None = None,
     ) -> None:
         super().__init__()
-        self.scale = head_dim**-0.5
+        self.scale: float = head_dim**-0.5
         self._options = {"causal": True} if causal else {}
         kv_heads = heads if kv_heads is None else kv_heads
         self._site = CallSite(

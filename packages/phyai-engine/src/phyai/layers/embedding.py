@@ -26,6 +26,8 @@ class Embedding(nn.Module):
         ValueError: if the ranks cannot hold equal parts of the vocabulary.
     """
 
+    start: int
+
     def __init__(
         self,
         vocab: int,
@@ -38,11 +40,12 @@ class Embedding(nn.Module):
         tp: TensorParallel | None = None,
     ) -> None:
         super().__init__()
-        self.vocab, self.width = vocab, width
-        self.tp = TensorParallel() if tp is None else tp
+        self.vocab = vocab
+        self.width = width
+        self.tp: TensorParallel = TensorParallel() if tp is None else tp
         self.start, rows = self.tp.part(vocab, "the vocabulary")
         self._key, self._aliases = key, aliases
-        self.weight = nn.Parameter(
+        self.weight: nn.Parameter = nn.Parameter(
             torch.empty(rows, width, dtype=params_dtype, device=device), requires_grad=False
         )
         self._site = CallSite(

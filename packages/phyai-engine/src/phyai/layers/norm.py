@@ -68,14 +68,16 @@ class RMSNorm(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.prefix, self.eps, self.width = prefix, eps, width
+        self.prefix = prefix
+        self.eps = eps
+        self.width = width
         self.variant = variant
         self._site, self._add_site = (
             CallSite(op, role="norm", dims={"hidden": width}, attrs={"variant": variant})
             for op in ("rmsnorm", "rmsnorm_add")
         )
         decides = self._add_site if adds else self._site
-        self.weight = _parameters(decides, activation_dtype, device)["weight"]
+        self.weight: nn.Parameter = _parameters(decides, activation_dtype, device)["weight"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises ``x`` [..., width] over its last axis."""
@@ -145,14 +147,17 @@ class LayerNorm(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.prefix, self.eps, self.width = prefix, eps, width
+        self.prefix = prefix
+        self.eps = eps
+        self.width = width
         self._site, self._add_site = (
             CallSite(op, role="layernorm", dims={"hidden": width}, attrs={"bias": True})
             for op in ("layernorm", "layernorm_add")
         )
         decides = self._add_site if adds else self._site
         parameters = _parameters(decides, activation_dtype, device)
-        self.weight, self.bias = parameters["weight"], parameters["bias"]
+        self.weight: nn.Parameter = parameters["weight"]
+        self.bias: nn.Parameter = parameters["bias"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises ``x`` [..., width] over its last axis."""
@@ -205,8 +210,9 @@ class AdaRMSNorm(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.eps, self.width = eps, width
-        self.dense = Linear(
+        self.eps = eps
+        self.width = width
+        self.dense: Linear = Linear(
             cond_dim,
             3 * width,
             bias=True,

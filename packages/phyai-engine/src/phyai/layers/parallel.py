@@ -165,7 +165,8 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             Leg("v_proj", kv_heads * head_dim, "v"),
         )
         super().__init__(in_features, legs, tp=tp, replicas=(1, replicas, replicas), **options)
-        self.heads, self.kv_heads = local_heads, local_kv_heads
+        self.heads = local_heads
+        self.kv_heads = local_kv_heads
 
 
 class RowParallelLinear(Linear):

@@ -23,7 +23,8 @@ class UnusedLinear(nn.Module):
         self, name: str, shape: tuple[int, int], *, prefix: str, stored: Sequence[str] = ()
     ) -> None:
         super().__init__()
-        self.name, self.shape = name, shape
+        self.name = name
+        self.shape = shape
         plan = get_active_plan()
         scheme = None if plan is None else plan.resolve(prefix, Linear, stored=stored)
         packed = scheme is not None and not scheme.online

@@ -14,7 +14,7 @@ from phyai.processing.normalize import FeatureStats, NormMode
 from phyai.processing.prompt import PromptForm
 from phyai.processing.stats import ACTION, STATE, load_state_file
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PREPROCESSOR = "policy_preprocessor.json"
 POSTPROCESSOR = "policy_postprocessor.json"

@@ -24,7 +24,7 @@ from phyai.processing.openpi import find_norm_stats, search_order
 from phyai.processing.presets import Preset
 from phyai.processing.stats import ACTION, STATE, load_stats
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve_normalizers(

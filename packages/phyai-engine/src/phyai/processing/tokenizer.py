@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phyai.processing.errors import ProcessingError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PAD_ID = 0
 DEFAULT_BOS_ID = 2

@@ -31,7 +31,7 @@ class Guide:
     def __init__(self, engine: Answering, adapter: Adapter, description: Mapping[str, Any]) -> None:
         processing = description["processing"]
         text = json.dumps([description.get("checkpoint"), processing], sort_keys=True, default=str)
-        self.units = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.units: str = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._engine, self._adapter = engine, adapter
         self._relative = np.flatnonzero(processing.get("delta_mask", ()))
 

@@ -26,7 +26,7 @@ class EngineFailureError(RuntimeError):
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
-        self.trace = trace or f"{type(self).__name__}: {message}"
+        self.trace: str = trace or f"{type(self).__name__}: {message}"
 
 
 @dataclass(frozen=True)

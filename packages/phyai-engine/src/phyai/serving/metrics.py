@@ -28,7 +28,7 @@ class Metrics:
         connections: Callable[[], int],
         replicas: Callable[[], int],
     ) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self.recent_ms: deque[float] = deque(maxlen=_RECENT)
         self._requests = self._counter("phyai_requests", "Requests by outcome", "outcome")
         self._refused = self._counter("phyai_refused", "Connections refused", "reason")

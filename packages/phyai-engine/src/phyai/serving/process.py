@@ -46,10 +46,11 @@ class Replica:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self.index, self.process = index, process
+        self.index = index
+        self.process = process
         self.metadata: dict[str, Any] = {}
-        self.died = asyncio.Event()
-        self.accepting = True
+        self.died: asyncio.Event = asyncio.Event()
+        self.accepting: bool = True
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count()
         self._pending: dict[int, tuple[asyncio.Future[dict[str, Any]], float]] = {}

@@ -20,7 +20,8 @@ class Section:
     """
 
     def __init__(self, document: Document, path: Path_, allowed: Sequence[str]) -> None:
-        self.document, self.path = document, path
+        self.document = document
+        self.path = path
         value = document.value(path) if path else document.data
         if not isinstance(value, dict):
             document.fail(path, f"expected a map with the keys {', '.join(allowed)}")

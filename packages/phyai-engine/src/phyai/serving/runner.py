@@ -11,10 +11,11 @@ import torch
 
 from phyai.models.pi05.guidance import Guidance
 from phyai.processing import Observation, ProcessingError
+from phyai.serving.adapters import Adapter
 from phyai.serving.continuation import Chunk, Continuation
 from phyai.serving.guiding import Guide
 from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
-from phyai.serving.loading import LoadedPolicy
+from phyai.serving.loading import Answering, LoadedPolicy
 
 _UNUSABLE = (RequestError, ProcessingError)
 Outcome = Answer | Exception
@@ -34,9 +35,10 @@ class Runner:
     """
 
     def __init__(self, policy: LoadedPolicy) -> None:
-        self.engine, self.adapter = policy.engine, policy.adapter
+        self.engine: Answering = policy.engine
+        self.adapter: Adapter = policy.adapter
         self._description = described = self.engine.describe()
-        self.batches = described.get("batched", True)
+        self.batches: bool = described.get("batched", True)
         guides = described.get("guidance", False)
         self._guide = Guide(self.engine, self.adapter, described) if guides else None
         self._noise_shape: tuple[int, int] | None = None

@@ -55,16 +55,17 @@ class PolicyServer:
         engines: Callable[[], list[str]] = lambda: ["ready"],
     ) -> None:
         self.config = config
-        self.connections = self.in_progress = 0
-        self.port = config.port
-        self.metrics = Metrics(
+        self.connections: int = 0
+        self.in_progress: int = 0
+        self.port: int = config.port
+        self.metrics: Metrics = Metrics(
             waiting=lambda: backend.waiting,
             connections=lambda: self.connections,
             replicas=lambda: engines().count("ready"),
         )
         recorder = Recorder(config.record, config.record_limit) if config.record else None
         self._recorder = recorder
-        self.service = Service(backend, config, self.metrics, recorder)
+        self.service: Service = Service(backend, config, self.metrics, recorder)
         self._backend, self._engines = backend, engines
         self.describe(metadata)
         self._draining = False

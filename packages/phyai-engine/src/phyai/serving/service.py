@@ -66,8 +66,11 @@ class Service:
         metrics: Metrics,
         recorder: Recorder | None = None,
     ) -> None:
-        self.backend, self.config, self.metrics, self.recorder = backend, config, metrics, recorder
-        self.sessions = Sessions()
+        self.backend = backend
+        self.config = config
+        self.metrics = metrics
+        self.recorder = recorder
+        self.sessions: Sessions = Sessions()
         self.last: LastExchange | None = None
         self._limits = Limits(frame_bytes=config.max_frame_bytes)
 

@@ -18,7 +18,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Typer carries its own copy of Click, so the class is taken from the exported subclass.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="phyai-quant",
     help="Look at quantized checkpoints, check them, make them and compare them.\n\n"
     "Exit codes: 0 done, 1 what was asked failed, 2 the command line is wrong. "

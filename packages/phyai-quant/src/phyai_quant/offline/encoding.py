@@ -6,7 +6,7 @@ import torch
 
 from phyai_quant.offline.rotated import ConvRotInt8Encoder, ConvRotNvFp4Encoder
 from phyai_quant.offline.shapes import Layout, ceil_div, check_divides
-from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme
+from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 from phyai_quant.specs import _packing, _rtn
 
 WRITABLE = (QDType.FP8_E4M3, QDType.INT8, QDType.INT4, QDType.NVFP4, QDType.MXFP4)
@@ -57,10 +57,12 @@ class RowsEncoder:
     two_passes = False
 
     def __init__(self, scheme: QuantScheme, scale_dtype: torch.dtype) -> None:
-        self.weight = scheme.weight
-        self.packed = is_packed(scheme)
+        self.weight: TensorQuant = scheme.weight
+        self.packed: bool = is_packed(scheme)
         self.scale_dtype = scale_dtype
-        self.row_multiple = 1 if self.weight.block_shape is None else self.weight.block_shape[0]
+        self.row_multiple: int = (
+            1 if self.weight.block_shape is None else self.weight.block_shape[0]
+        )
 
     def layout(self, rows: int, columns: int) -> Layout:
         """Returns the codes under the name of the format, and ``weight_scale``."""
@@ -105,11 +107,11 @@ class TensorEncoder:
     row_multiple = 1
 
     def __init__(self, scheme: QuantScheme, scale_dtype: torch.dtype) -> None:
-        self.dtype = scheme.weight.dtype
-        self.packed = is_packed(scheme)
+        self.dtype: QDType = scheme.weight.dtype
+        self.packed: bool = is_packed(scheme)
         self.scale_dtype = scale_dtype
         bits = _rtn.INT_BITS.get(self.dtype)
-        self.largest_code = 2 ** (bits - 1) - 1 if bits else _rtn.FLOAT_MAX[self.dtype]
+        self.largest_code: float = 2 ** (bits - 1) - 1 if bits else _rtn.FLOAT_MAX[self.dtype]
 
     def layout(self, rows: int, columns: int) -> Layout:
         """Returns the codes under the name of the format, and ``weight_scale`` ``[1]``."""

@@ -21,7 +21,7 @@ class Bf16Spec:
 
     spec_id = "bf16"
     weight_dtype: torch.dtype | None = None
-    physical_signature = base.PhysicalSignature("bf16")
+    physical_signature: base.PhysicalSignature = base.PhysicalSignature("bf16")
 
     def tensor_names(self) -> tuple[str, ...]:
         """Returns ``("weight",)``."""

@@ -40,9 +40,11 @@ class ConvRotInt8Spec:
         self.online = online
         self.static_input = static_input
         granularity = Granularity.PER_TENSOR if static_input else Granularity.PER_CHANNEL
-        self.activation = TensorQuant(QDType.INT8, granularity, dynamic=not static_input)
-        self.spec_id = f"convrot_int8_g{rotation_group}"
-        self.physical_signature = base.PhysicalSignature(
+        self.activation: TensorQuant = TensorQuant(
+            QDType.INT8, granularity, dynamic=not static_input
+        )
+        self.spec_id: str = f"convrot_int8_g{rotation_group}"
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format="int8",
             layout="convrot",
             granularity="per_channel",

@@ -33,9 +33,9 @@ class ConvRotNvfp4Spec(Nvfp4Spec):
             )
         super().__init__(weight, activation, online=online)
         self.rotation_group: int = weight.rotation_group
-        self.spec_id = f"convrot_nvfp4_g{self.rotation_group}"
+        self.spec_id: str = f"convrot_nvfp4_g{self.rotation_group}"
         plain = self.physical_signature
-        self.physical_signature = base.PhysicalSignature(
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format=plain.format,
             layout="convrot",
             block_shape=plain.block_shape,

@@ -37,10 +37,10 @@ class Fp8Spec:
         self.weight_dtype: torch.dtype | None = _activations.FLOAT8_DTYPES[weight.dtype]
         family = {QDType.FP8_E4M3: "fp8", QDType.FP8_E5M2: "fp8_e5m2"}[weight.dtype]
         family = "mx" + family if weight.micro_scaled else family
-        self.spec_id = f"{family}_{weight.granularity.value}"
+        self.spec_id: str = f"{family}_{weight.granularity.value}"
         if weight.block_shape is not None:
             self.spec_id += f"_{weight.block_shape[0]}_{weight.block_shape[1]}"
-        self.physical_signature = base.PhysicalSignature(
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format=weight.dtype.value,
             block_shape=weight.block_shape,
             scale_dtype=base.dtype_name(fp8_scales.scale_dtype(weight)),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai_quant.online_rules import check_online_scheme
-from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme
+from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
 from phyai_quant.specs import _packing, _rtn, base, humming_staging
 from phyai_quant.specs.bf16 import check_float_source
 from phyai_quant.specs.humming_format import (
@@ -48,12 +48,12 @@ class HummingSpec:
                 "at load and not rotated, with an input of at least 8 bits"
             )
         self.scheme = scheme
-        self.packed = sm is not None
-        self.stored = format_of(scheme)
+        self.packed: bool = sm is not None
+        self.stored: HummingFormat = format_of(scheme)
         layout = "humming" if self.packed else "humming_raw"
-        self.spec_id = self.stored.spec_id(layout)
-        self.physical_signature = self.stored.signature(layout)
-        self.activation = scheme.input
+        self.spec_id: str = self.stored.spec_id(layout)
+        self.physical_signature: base.PhysicalSignature = self.stored.signature(layout)
+        self.activation: TensorQuant | None = scheme.input
 
     @property
     def needs_act_quant(self) -> bool:

@@ -36,9 +36,9 @@ class HummingCheckpointSpec:
     def __init__(self, scheme: QuantScheme, portable: base.WeightSpec) -> None:
         self.scheme = scheme
         self.portable = portable
-        self.stored = format_of(scheme)
-        self.spec_id = self.stored.spec_id("humming_checkpoint")
-        self.physical_signature = self.stored.signature("humming")
+        self.stored: HummingFormat = format_of(scheme)
+        self.spec_id: str = self.stored.spec_id("humming_checkpoint")
+        self.physical_signature: base.PhysicalSignature = self.stored.signature("humming")
         self.needs_act_quant = False
 
     def tensor_names(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class Int8Spec(IntegerSpec):
     """
 
     weight_dtype: torch.dtype | None = torch.int8
-    layout = None
+    layout: str | None = None
     code_name = "weight"
 
     def __init__(self, weight: TensorQuant, activation: TensorQuant | None = None) -> None:

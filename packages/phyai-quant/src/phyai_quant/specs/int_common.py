@@ -38,9 +38,9 @@ class IntegerSpec(ABC):
             raise QuantConfigError(f"integer weights cannot be stored this way: {reason}")
         self.weight = weight
         self.activation = activation
-        self.bits = int_codes.BITS[weight.dtype]
-        self.spec_id = _spec_id(weight, activation, self.layout)
-        self.physical_signature = base.PhysicalSignature(
+        self.bits: int = int_codes.BITS[weight.dtype]
+        self.spec_id: str = _spec_id(weight, activation, self.layout)
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format=weight.dtype.value,
             layout=self.layout,
             block_shape=weight.block_shape,

@@ -19,7 +19,7 @@ class IntPackedSpec(IntegerSpec):
     """
 
     weight_dtype: torch.dtype | None = torch.int32
-    layout = "packed"
+    layout: str | None = "packed"
     code_name = "weight_packed"
 
     def signed_codes(self, layer: nn.Module) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Mxfp4Spec:
             raise QuantConfigError(f"mxfp4 weights cannot be stored this way: {reason}")
         self.weight = weight
         self.activation = activation
-        self.physical_signature = base.PhysicalSignature(
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format="mxfp4",
             layout="linear",
             block_shape=(1, BLOCK),

@@ -55,9 +55,9 @@ class Nvfp4Spec:
         self.weight = weight
         self.activation = activation
         self.online = online
-        self.block = _block(weight)
-        self.spec_id = f"nvfp4_block_{self.block}_{layout}"
-        self.physical_signature = base.PhysicalSignature(
+        self.block: int = _block(weight)
+        self.spec_id: str = f"nvfp4_block_{self.block}_{layout}"
+        self.physical_signature: base.PhysicalSignature = base.PhysicalSignature(
             format="nvfp4",
             layout=layout,
             block_shape=(1, self.block),

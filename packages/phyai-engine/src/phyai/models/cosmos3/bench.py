@@ -46,10 +46,11 @@ class CountedTokens:
         tokens: ids of a text, and of the empty text.
     """
 
-    source = Path("random")
+    source: Path = Path("random")
 
     def __init__(self, vocab_size: int, tokens: tuple[int, int] = TEXT_TOKENS) -> None:
-        self.vocab_size, self.tokens = vocab_size, tokens
+        self.vocab_size = vocab_size
+        self.tokens = tokens
 
     def encode(self, text: str, *, system: str | None = None) -> tuple[int, ...]:
         """Returns token ids of a prompt."""

@@ -8,10 +8,11 @@ import torch
 from phyai.models.cosmos3.bench import CountedTokens, Policy, kernels, synchronize
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import denoise
+from phyai.models.cosmos3.model import Cosmos3Transformer
 from phyai.models.cosmos3.parallel import Parallel, join
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.sampler import Sampling
-from phyai.models.cosmos3.state import ActionLayout, Layout, Modalities
+from phyai.models.cosmos3.state import ActionLayout, Conditions, Layout, Modalities
 from phyai.runtime.workers import Workers
 
 DROID_LAYOUT = Layout(
@@ -41,15 +42,20 @@ class BranchRank:
         kind: str,
         policy: Policy,
     ) -> None:
-        self.device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-        self.layout, self.policy = layout, policy
+        self.device: torch.device = (
+            torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+        )
+        self.layout = layout
+        self.policy = policy
         with kernels(policy, str(self.device)):
-            self.model = random_transformer(config, params_dtype=dtype, device=self.device)
+            self.model: Cosmos3Transformer = random_transformer(
+                config, params_dtype=dtype, device=self.device
+            )
             tokens = CountedTokens(config.vocab_size)
-            self.conditions = [
+            self.conditions: list[Conditions] = [
                 self.model.prefill(torch.tensor(tokens.encode(text))) for text in ("a robot", "")
             ]
-        self.together = join(cfg_size=2)
+        self.together: Parallel = join(cfg_size=2)
 
     def run(self, sampling: Sampling, runs: int, *, together: bool) -> dict[str, Any]:
         """Times the loop from noise to data.

@@ -158,12 +158,12 @@ class BoundBranches:
         rotations: Rotations,
     ) -> None:
         self.layout = layout
-        self.lengths = tuple(one.length for one in conditions)
+        self.lengths: tuple[int, ...] = tuple(one.length for one in conditions)
         rows = len(self.lengths) * layout.tokens(config.latent_patch_size)
         together = rows <= _TOGETHER_ROWS
         parts = [self.lengths] if together else [(length,) for length in self.lengths]
         keys = conditions[0].keys
-        self.groups = [
+        self.groups: list[BranchGroup] = [
             BranchGroup.allocate(
                 layout, part, config, rotations, kv_heads=keys.shape[2], dtype=keys.dtype
             )

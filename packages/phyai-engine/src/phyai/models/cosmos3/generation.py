@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import CachelessAttention
+from phyai.layers import CachelessAttention, QKVParallelLinear, RMSNorm, RowParallelLinear
 from phyai.models.cosmos3.blocks import (
     FeedForward,
     LayerNames,
@@ -30,6 +30,9 @@ class GenerationLayer(nn.Module):
         place: of the weights.
     """
 
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+
     def __init__(self, config: Cosmos3Config, index: int, place: Placement) -> None:
         super().__init__()
         names = LayerNames("generation", index)
@@ -38,10 +41,10 @@ class GenerationLayer(nn.Module):
             norm(config, names.stored_norm(name), place, adds=adds)
             for name, adds in (("input_layernorm", index > 0), ("post_attention_layernorm", True))
         )
-        self.qkv_proj = qkv_projection(config, names, place)
+        self.qkv_proj: QKVParallelLinear = qkv_projection(config, names, place)
         heads, kv_heads = self.qkv_proj.heads, self.qkv_proj.kv_heads
         attention = f"{names.stored}.self_attn"
-        self.head_norms = NormRotateStore(
+        self.head_norms: NormRotateStore = NormRotateStore(
             heads,
             kv_heads,
             config.head_dim,
@@ -50,11 +53,11 @@ class GenerationLayer(nn.Module):
             role=names.tower,
             device=place.device,
         )
-        self.attention = CachelessAttention(
+        self.attention: CachelessAttention = CachelessAttention(
             heads, config.head_dim, role=names.tower, kv_heads=kv_heads, layer=index
         )
-        self.to_out = out_projection(config, names, place)
-        self.mlp = FeedForward(config, names, place)
+        self.to_out: RowParallelLinear = out_projection(config, names, place)
+        self.mlp: FeedForward = FeedForward(config, names, place)
 
     def forward(
         self, residual: Tensor, update: Tensor | None, group: BranchGroup
@@ -91,8 +94,8 @@ class GenerationTower(nn.Module):
         blocks = nn.ModuleList(
             GenerationLayer(config, index, place) for index in range(config.num_hidden_layers)
         )
-        self.layers = cast("Sequence[GenerationLayer]", blocks)
-        self.norm = norm(config, "norm_moe_gen", place, adds=True)
+        self.layers: Sequence[GenerationLayer] = cast("Sequence[GenerationLayer]", blocks)
+        self.norm: RMSNorm = norm(config, "norm_moe_gen", place, adds=True)
 
     def forward(self, x: Tensor, group: BranchGroup) -> Tensor:
         """Maps tokens [branches * tokens, hidden] to the final norm's output of that shape."""

@@ -24,6 +24,9 @@ class NormRotateStore(nn.Module):
         device: where the weights live.
     """
 
+    norm_q: nn.Parameter
+    norm_k: nn.Parameter
+
     def __init__(
         self,
         heads: int,
@@ -36,7 +39,8 @@ class NormRotateStore(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.eps, self._stored = eps, stored
+        self.eps = eps
+        self._stored = stored
         self.norm_q, self.norm_k = (
             nn.Parameter(
                 torch.empty(head_dim, dtype=torch.float32, device=device), requires_grad=False

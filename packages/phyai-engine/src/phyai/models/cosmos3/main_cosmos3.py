@@ -80,18 +80,19 @@ class Cosmos3Generator:
         runtime: RuntimeConfig | None = None,
         parallel: ParallelConfig | None = None,
     ) -> None:
-        self.args, self.device = args, device
-        self.runtime = RuntimeConfig() if runtime is None else runtime
+        self.args = args
+        self.device = device
+        self.runtime: RuntimeConfig = RuntimeConfig() if runtime is None else runtime
         folder = Path(args.checkpoint_dir)
-        self.repository = Repository.read(folder)
-        self.contract = args.contract or self.repository.contract
+        self.repository: Repository = Repository.read(folder)
+        self.contract: PolicyContract = args.contract or self.repository.contract
         parallel = ParallelConfig() if parallel is None else parallel
         place = join(tp_size=parallel.tp, cfg_size=parallel.cfg)
         with use_quant_plan(resolve_quant_plan(folder / "transformer")):
             transformer = load_transformer(
                 folder, device=device, params_dtype=params_dtype, parallel=place
             )
-        self.decoder = self.decodes if args.decoder is None else args.decoder
+        self.decoder: bool = self.decodes if args.decoder is None else args.decoder
         vae = load_vae(
             folder / "vae",
             parts=("encoder", "decoder") if self.decoder else ("encoder",),
@@ -103,7 +104,7 @@ class Cosmos3Generator:
         if args.sound and self.decoder and self.repository.sound:
             sound = load_sound_decoder(folder / SOUND, device=device)
         loop = Cosmos3Runtime(transformer, graphs=self.runtime.cuda_graphs)
-        self.pipeline = Cosmos3Pipeline(
+        self.pipeline: Cosmos3Pipeline = Cosmos3Pipeline(
             transformer,
             vae,
             Cosmos3Tokenizer.from_folder(folder / "text_tokenizer"),

@@ -46,9 +46,12 @@ class TimeEmbedding(nn.Module):
         device: where the weights live.
     """
 
+    linear_1: Linear
+    linear_2: Linear
+
     def __init__(self, config: Cosmos3Config, device: torch.device) -> None:
         super().__init__()
-        self.scale = config.timestep_scale
+        self.scale: float = config.timestep_scale
         self.linear_1, self.linear_2 = (
             Linear(
                 width,
@@ -86,6 +89,9 @@ class DomainTable(nn.Module):
         device: where the tables live.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter
+
     def __init__(
         self,
         name: str,
@@ -95,7 +101,8 @@ class DomainTable(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.name, self.domains = name, tuple(domains)
+        self.name = name
+        self.domains: tuple[int, ...] = tuple(domains)
         count = len(self.domains)
         self.weight, self.bias = (
             nn.Parameter(
@@ -144,7 +151,7 @@ class ModalityEmbedding(nn.Module):
     def __init__(self, name: str, width: int, *, device: torch.device) -> None:
         super().__init__()
         self.name = name
-        self.weight = nn.Parameter(
+        self.weight: nn.Parameter = nn.Parameter(
             torch.empty(width, dtype=torch.float32, device=device), requires_grad=False
         )
 
@@ -159,13 +166,15 @@ class ActionHeads(nn.Module):
     def __init__(self, config: Cosmos3Config, domains: Sequence[int], device: torch.device) -> None:
         super().__init__()
         width, hidden = config.action_dim, config.hidden_size
-        self.proj_in = DomainTable(
+        self.proj_in: DomainTable = DomainTable(
             "action_proj_in", (width, hidden), domains=domains, device=device
         )
-        self.proj_out = DomainTable(
+        self.proj_out: DomainTable = DomainTable(
             "action_proj_out", (hidden, width), domains=domains, device=device
         )
-        self.embedding = ModalityEmbedding("action_modality_embed", hidden, device=device)
+        self.embedding: ModalityEmbedding = ModalityEmbedding(
+            "action_modality_embed", hidden, device=device
+        )
 
     def tokens(self, rows: Tensor, domain: int) -> Tensor:
         """Maps rows [rows, action_dim] to fp32 tokens [rows, hidden]."""
@@ -181,9 +190,9 @@ class SoundHeads(nn.Module):
 
     def __init__(self, config: Cosmos3Config, place: Placement) -> None:
         super().__init__()
-        self.proj_in = head("audio_proj_in", config.sound_dim, config.hidden_size, place)
-        self.proj_out = head("audio_proj_out", config.hidden_size, config.sound_dim, place)
-        self.embedding = ModalityEmbedding(
+        self.proj_in: Linear = head("audio_proj_in", config.sound_dim, config.hidden_size, place)
+        self.proj_out: Linear = head("audio_proj_out", config.hidden_size, config.sound_dim, place)
+        self.embedding: ModalityEmbedding = ModalityEmbedding(
             "audio_modality_embed", config.hidden_size, device=place.device
         )
 

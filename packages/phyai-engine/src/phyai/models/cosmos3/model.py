@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import Embedding
+from phyai.layers import Embedding, Linear
 from phyai.models.cosmos3.blocks import Placement
 from phyai.models.cosmos3.branches import BoundBranches, BranchGroup
 from phyai.models.cosmos3.config import Cosmos3Config
@@ -58,11 +58,11 @@ class Cosmos3Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.params_dtype = params_dtype
-        self.device = torch.device(device)
-        self.parallel = Parallel() if parallel is None else parallel
-        self.domains = _served(domains, config)
+        self.device: torch.device = torch.device(device)
+        self.parallel: Parallel = Parallel() if parallel is None else parallel
+        self.domains: tuple[int, ...] = _served(domains, config)
         place = Placement(params_dtype, self.device, self.parallel.tp)
-        self.embed_tokens = Embedding(
+        self.embed_tokens: Embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
             key="embed_tokens.weight",
@@ -70,13 +70,15 @@ class Cosmos3Transformer(nn.Module):
             device=device,
             tp=place.tp,
         )
-        self.understanding = UnderstandingTower(config, place)
-        self.generation = GenerationTower(config, place)
-        self.time = TimeEmbedding(config, self.device)
-        self.proj_in = head("proj_in", config.patch_latent_dim, config.hidden_size, place)
-        self.proj_out = head("proj_out", config.hidden_size, config.patch_latent_dim, place)
-        self.action = ActionHeads(config, self.domains, self.device) if config.action_gen else None
-        self.sound = SoundHeads(config, place) if config.sound_gen else None
+        self.understanding: UnderstandingTower = UnderstandingTower(config, place)
+        self.generation: GenerationTower = GenerationTower(config, place)
+        self.time: TimeEmbedding = TimeEmbedding(config, self.device)
+        self.proj_in: Linear = head("proj_in", config.patch_latent_dim, config.hidden_size, place)
+        self.proj_out: Linear = head("proj_out", config.hidden_size, config.patch_latent_dim, place)
+        self.action: ActionHeads | None = (
+            ActionHeads(config, self.domains, self.device) if config.action_gen else None
+        )
+        self.sound: SoundHeads | None = SoundHeads(config, place) if config.sound_gen else None
         self._rotations = Rotations(config, self.device)
         self._masks: OrderedDict[Layout, Masks] = OrderedDict()
         self._times: dict[int, Tensor] = {}

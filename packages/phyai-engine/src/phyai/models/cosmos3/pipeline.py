@@ -120,8 +120,8 @@ class Cosmos3Pipeline:
         self.tokenizer = tokenizer
         self.sound_decoder = sound_decoder
         self.device = device
-        self.prompts = PromptCache(transformer.prefill, device, prompt_tokens)
-        self.setup = Setup(
+        self.prompts: PromptCache = PromptCache(transformer.prefill, device, prompt_tokens)
+        self.setup: Setup = Setup(
             device=device,
             action_dim=config.action_dim,
             domains=tuple(transformer.domains),

@@ -100,7 +100,8 @@ class Rotations:
     """
 
     def __init__(self, config: Cosmos3Config, device: torch.device) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self._media: OrderedDict[tuple[Layout, int], Tensor] = OrderedDict()
 
     def text(self, length: int) -> Tensor:

@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, unused_slot
 from phyai.dispatch import CallSite
-from phyai.layers import CachelessAttention, Leg, MergedColumnParallelLinear, UnusedLinear
+from phyai.layers import (
+    CachelessAttention,
+    Leg,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RMSNorm,
+    RowParallelLinear,
+    UnusedLinear,
+)
 from phyai.models.cosmos3.blocks import (
     FeedForward,
     LayerNames,
@@ -45,16 +53,21 @@ class TextHeads(nn.Module):
         kv_heads: int,
     ) -> None:
         super().__init__()
-        self.heads, self.kv_heads = heads, kv_heads
+        self.heads = heads
+        self.kv_heads = kv_heads
 
         def head_norm(name: str) -> nn.Module:
             stored = f"{names.stored}.self_attn.{name}"
             return norm(config, stored, place, adds=False, width=config.head_dim)
 
         normed = config.qk_norm_for_text
-        self.norm_q = head_norm("norm_q") if normed and heads else None
-        self.norm_k = head_norm("norm_k") if normed and self._uses_own(config, heads) else None
-        self.norm_seen = head_norm("k_norm_und_for_gen") if config.use_und_k_norm_for_gen else None
+        self.norm_q: nn.Module | None = head_norm("norm_q") if normed and heads else None
+        self.norm_k: nn.Module | None = (
+            head_norm("norm_k") if normed and self._uses_own(config, heads) else None
+        )
+        self.norm_seen: nn.Module | None = (
+            head_norm("k_norm_und_for_gen") if config.use_und_k_norm_for_gen else None
+        )
         self._site = CallSite(
             "rope",
             role=names.tower,
@@ -115,18 +128,21 @@ class TextLayer(nn.Module):
         place: of the weights.
     """
 
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+
     def __init__(self, config: Cosmos3Config, index: int, place: Placement) -> None:
         super().__init__()
         names = LayerNames("understanding", index)
-        self.head_dim = config.head_dim
+        self.head_dim: int = config.head_dim
         self.input_layernorm, self.post_attention_layernorm = (
             norm(config, names.stored_norm(name), place, adds=adds)
             for name, adds in (("input_layernorm", index > 0), ("post_attention_layernorm", True))
         )
-        self.qkv_proj = qkv_projection(config, names, place)
+        self.qkv_proj: QKVParallelLinear = qkv_projection(config, names, place)
         heads, kv_heads = self.qkv_proj.heads, self.qkv_proj.kv_heads
-        self.text_heads = TextHeads(config, names, place, heads=heads, kv_heads=kv_heads)
-        self.attention = CachelessAttention(
+        self.text_heads: TextHeads = TextHeads(config, names, place, heads=heads, kv_heads=kv_heads)
+        self.attention: CachelessAttention = CachelessAttention(
             heads,
             config.head_dim,
             role=names.tower,
@@ -134,8 +150,8 @@ class TextLayer(nn.Module):
             causal=True,
             layer=index,
         )
-        self.to_out = out_projection(config, names, place)
-        self.mlp = FeedForward(config, names, place)
+        self.to_out: RowParallelLinear = out_projection(config, names, place)
+        self.mlp: FeedForward = FeedForward(config, names, place)
 
     def forward(
         self, residual: Tensor, update: Tensor | None, rotation: Tensor
@@ -174,10 +190,11 @@ class LastTextLayer(nn.Module):
 
     def __init__(self, config: Cosmos3Config, place: Placement) -> None:
         super().__init__()
-        names = self.names = LayerNames("understanding", config.num_hidden_layers - 1)
+        self.names: LayerNames = LayerNames("understanding", config.num_hidden_layers - 1)
+        names = self.names
         self.config = config
         tp = place.tp
-        self.input_layernorm = norm(
+        self.input_layernorm: RMSNorm = norm(
             config,
             names.stored_norm("input_layernorm"),
             place,
@@ -185,7 +202,7 @@ class LastTextLayer(nn.Module):
         )
         width = config.num_key_value_heads * config.head_dim
         replicas = max(tp.size // config.num_key_value_heads, 1)
-        self.kv_proj = MergedColumnParallelLinear(
+        self.kv_proj: MergedColumnParallelLinear = MergedColumnParallelLinear(
             config.hidden_size,
             (Leg("k_proj", width, "k"), Leg("v_proj", width, "v")),
             tp=tp,
@@ -195,8 +212,8 @@ class LastTextLayer(nn.Module):
             **options(names, place),
         )
         kv_heads = self.kv_proj.out_features // (2 * config.head_dim)
-        self.text_heads = TextHeads(config, names, place, heads=0, kv_heads=kv_heads)
-        self.unused = nn.ModuleList(self._unused_linears())
+        self.text_heads: TextHeads = TextHeads(config, names, place, heads=0, kv_heads=kv_heads)
+        self.unused: nn.ModuleList = nn.ModuleList(self._unused_linears())
 
     def _unused_linears(self) -> Iterator[UnusedLinear]:
         config, names = self.config, self.names
@@ -252,8 +269,8 @@ class UnderstandingTower(nn.Module):
         blocks = nn.ModuleList(
             TextLayer(config, index, place) for index in range(config.num_hidden_layers - 1)
         )
-        self.layers = cast("Sequence[TextLayer]", blocks)
-        self.last = LastTextLayer(config, place)
+        self.layers: Sequence[TextLayer] = cast("Sequence[TextLayer]", blocks)
+        self.last: LastTextLayer = LastTextLayer(config, place)
 
     def forward(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """Maps embedded text [S, hidden] to keys and values [layers, S, kv_heads, head_dim].

@@ -35,6 +35,9 @@ class DecoderLayer(nn.Module):
         device: where the weights live.
     """
 
+    input_layernorm: RMSNorm | AdaRMSNorm
+    post_attention_layernorm: RMSNorm | AdaRMSNorm
+
     def __init__(
         self,
         sizes: DecoderSizes,
@@ -55,7 +58,7 @@ class DecoderLayer(nn.Module):
             _norm(sizes.width, f"{prefix}.{name}", adaptive, params_dtype, device, adds=adds)
             for name, adds in (("input_layernorm", index > 0), ("post_attention_layernorm", True))
         )
-        self.qkv_proj = Linear(
+        self.qkv_proj: Linear = Linear(
             sizes.width,
             (
                 Leg("q_proj", query_width, "q"),
@@ -67,7 +70,7 @@ class DecoderLayer(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.o_proj = Linear(
+        self.o_proj: Linear = Linear(
             query_width,
             sizes.width,
             prefix=f"{prefix}.self_attn.o_proj",
@@ -75,10 +78,10 @@ class DecoderLayer(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.attention = PagedAttention(
+        self.attention: PagedAttention = PagedAttention(
             sizes.heads, sizes.kv_heads, sizes.head_dim, layer=index, role=attention_role
         )
-        self.mlp = GatedMLP(
+        self.mlp: GatedMLP = GatedMLP(
             sizes.width,
             sizes.mlp,
             prefix=f"{prefix}.mlp",
@@ -184,7 +187,7 @@ class Decoder(nn.Module):
             )
             for index in range(sizes.layers - keys_only)
         )
-        self.layers = cast("Sequence[DecoderLayer]", blocks)
+        self.layers: Sequence[DecoderLayer] = cast("Sequence[DecoderLayer]", blocks)
         self._site = CallSite(
             "decoder_layers",
             role=role,

@@ -26,8 +26,8 @@ class TimeCondition(nn.Module):
 
     def __init__(self, width: int, *, device: torch.device | str) -> None:
         super().__init__()
-        self.time_mlp_in = head(width, width, "time_mlp_in", device)
-        self.time_mlp_out = head(width, width, "time_mlp_out", device)
+        self.time_mlp_in: Linear = head(width, width, "time_mlp_in", device)
+        self.time_mlp_out: Linear = head(width, width, "time_mlp_out", device)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Maps [B, width] to the condition [B, width]."""
@@ -40,8 +40,8 @@ class ActionTime(nn.Module):
 
     def __init__(self, width: int, *, device: torch.device | str) -> None:
         super().__init__()
-        self.action_time_mlp_in = head(2 * width, width, "action_time_mlp_in", device)
-        self.action_time_mlp_out = head(width, width, "action_time_mlp_out", device)
+        self.action_time_mlp_in: Linear = head(2 * width, width, "action_time_mlp_in", device)
+        self.action_time_mlp_out: Linear = head(width, width, "action_time_mlp_out", device)
 
     def forward(self, actions: Tensor, embedding: Tensor) -> Tensor:
         """Maps action tokens [B, T, width] and times [1 or B, width] to [B, T, width]."""

@@ -34,11 +34,13 @@ class Lane:
 
     def __init__(self, model: PI05Model, batch: int, *, pool: Any, reuse: bool) -> None:
         config, device = model.config, model.device
-        self.model, self.batch, self.reuse = model, batch, reuse
+        self.model = model
+        self.batch = batch
+        self.reuse = reuse
         self._pool = pool
         self._rows = batch * config.longest_prefix
         self._groups = batch * (1 + (config.family == "pi0"))
-        self.cache = PagedKVCache.allocate(
+        self.cache: PagedKVCache = PagedKVCache.allocate(
             layers=config.language.layers,
             slots=self._rows + batch * config.suffix_len,
             kv_heads=config.language.kv_heads,

@@ -17,6 +17,7 @@ from phyai.engine_config import RuntimeConfig
 from phyai.layers import Linear
 from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.loading import load_pi05
+from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.processing.inputs import Observation
@@ -63,7 +64,7 @@ class PI05Policy:
         self.args = args
         self.device = device
         with use_quant_plan(resolve_quant_plan(args.checkpoint_dir)):
-            self.model = load_pi05(
+            self.model: PI05Model = load_pi05(
                 args.checkpoint_dir,
                 device=device,
                 params_dtype=params_dtype,
@@ -75,7 +76,7 @@ class PI05Policy:
             self.runtime = PI05Runtime(
                 self.model, lanes=runtime.lanes, reuse=runtime.reuse_unchanged
             )
-        self.processor = PolicyProcessor.from_checkpoint(
+        self.processor: PolicyProcessor = PolicyProcessor.from_checkpoint(
             args.checkpoint_dir,
             self.model.config,
             preset=args.preset,

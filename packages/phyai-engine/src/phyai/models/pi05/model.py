@@ -46,13 +46,13 @@ class PI05Model(nn.Module):
         super().__init__()
         self.config = config
         self.params_dtype = params_dtype
-        self.device = torch.device(device)
-        self.savings = Savings.all() if savings is None else savings
+        self.device: torch.device = torch.device(device)
+        self.savings: Savings = Savings.all() if savings is None else savings
         language, expert = config.language, config.expert
-        self.vision = VisionTower(
+        self.vision: VisionTower = VisionTower(
             config.vision, language.width, params_dtype=params_dtype, device=device
         )
-        self.embed_tokens = Embedding(
+        self.embed_tokens: Embedding = Embedding(
             language.vocab,
             language.width,
             key=keys.EMBEDDING[0],
@@ -60,7 +60,7 @@ class PI05Model(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.language = Decoder(
+        self.language: Decoder = Decoder(
             language,
             prefix=keys.LANGUAGE,
             role="language",
@@ -70,7 +70,7 @@ class PI05Model(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.expert = Decoder(
+        self.expert: Decoder = Decoder(
             expert,
             prefix=keys.EXPERT,
             role="expert",
@@ -79,8 +79,12 @@ class PI05Model(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.action_in_proj = head(config.max_action_dim, expert.width, "action_in_proj", device)
-        self.action_out_proj = head(expert.width, config.max_action_dim, "action_out_proj", device)
+        self.action_in_proj: Linear = head(
+            config.max_action_dim, expert.width, "action_in_proj", device
+        )
+        self.action_out_proj: Linear = head(
+            expert.width, config.max_action_dim, "action_out_proj", device
+        )
         self.time: TimeCondition | ActionTime
         self.state_proj: Linear | None = None
         if config.family == "pi05":
@@ -88,9 +92,9 @@ class PI05Model(nn.Module):
         else:
             self.time = ActionTime(expert.width, device=device)
             self.state_proj = head(config.max_state_dim, expert.width, "state_proj", device)
-        self.prefix_rope = self._rope(language.heads)
-        self.key_rope = self._rope(language.kv_heads)
-        self.expert_rope = self._rope(expert.heads)
+        self.prefix_rope: RotaryEmbedding = self._rope(language.heads)
+        self.key_rope: RotaryEmbedding = self._rope(language.kv_heads)
+        self.expert_rope: RotaryEmbedding = self._rope(expert.heads)
         self._modulations: dict[int, list[StepModulation]] = {}
 
     def _rope(self, heads: int) -> RotaryEmbedding:

@@ -62,7 +62,8 @@ class PI05Runtime:
             )
         if lanes < 1:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
-        self.model, self.reuse = model, reuse
+        self.model = model
+        self.reuse = reuse
         self._lanes: list[dict[int, Lane]] = [{} for _ in range(lanes)]
         on_gpu = model.device.type == "cuda"
         self._streams = [torch.cuda.Stream(model.device) if on_gpu else None for _ in range(lanes)]

@@ -36,17 +36,18 @@ class KeyValueLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = sizes
-        self.index = sizes.layers - 1
-        self.body, self.prefix = body, f"{body}.layers.{self.index}"
+        self.index: int = sizes.layers - 1
+        self.body = body
+        self.prefix: str = f"{body}.layers.{self.index}"
         kv_width = sizes.kv_heads * sizes.head_dim
-        self.input_layernorm = RMSNorm(
+        self.input_layernorm: RMSNorm = RMSNorm(
             sizes.width,
             prefix=f"{self.prefix}.input_layernorm",
             adds=True,
             activation_dtype=params_dtype,
             device=device,
         )
-        self.kv_proj = Linear(
+        self.kv_proj: Linear = Linear(
             sizes.width,
             (Leg("k_proj", kv_width, "k"), Leg("v_proj", kv_width, "v")),
             prefix=f"{self.prefix}.self_attn.qkv_proj",
@@ -54,7 +55,7 @@ class KeyValueLayer(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.unused = nn.ModuleList(self._unused_linears())
+        self.unused: nn.ModuleList = nn.ModuleList(self._unused_linears())
 
     def _unused_linears(self) -> Iterator[UnusedLinear]:
         width, mlp = self.sizes.width, self.sizes.mlp

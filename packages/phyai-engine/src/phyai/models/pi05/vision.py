@@ -34,9 +34,9 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, sizes: VisionSizes, *, device: torch.device | str) -> None:
         super().__init__()
-        self.patch = sizes.patch
+        self.patch: int = sizes.patch
         self.prefix = f"{keys.VISION}.embeddings"
-        self.project = PatchLinear(
+        self.project: PatchLinear = PatchLinear(
             3 * sizes.patch**2,
             sizes.width,
             bias=True,
@@ -46,7 +46,7 @@ class PatchEmbedding(nn.Module):
             device=device,
             spec=materialize(None),
         )
-        self.position = nn.Parameter(
+        self.position: nn.Parameter = nn.Parameter(
             torch.empty(sizes.tokens, sizes.width, device=device), requires_grad=False
         )
 
@@ -68,6 +68,9 @@ class PatchEmbedding(nn.Module):
 class VisionBlock(nn.Module):
     """Pre-norm transformer block without a mask or positions."""
 
+    layer_norm1: LayerNorm
+    layer_norm2: LayerNorm
+
     def __init__(
         self,
         sizes: VisionSizes,
@@ -79,7 +82,8 @@ class VisionBlock(nn.Module):
         super().__init__()
         prefix = f"{keys.VISION}.encoder.layers.{index}"
         width = sizes.width
-        self.heads, self.head_dim = sizes.heads, width // sizes.heads
+        self.heads: int = sizes.heads
+        self.head_dim: int = width // sizes.heads
         self.layer_norm1, self.layer_norm2 = (
             LayerNorm(
                 width,
@@ -90,7 +94,7 @@ class VisionBlock(nn.Module):
             )
             for name, adds in (("layer_norm1", index > 0), ("layer_norm2", True))
         )
-        self.qkv_proj = Linear(
+        self.qkv_proj: Linear = Linear(
             width,
             tuple(Leg(f"{name}_proj", width, name) for name in "qkv"),
             bias=True,
@@ -99,7 +103,7 @@ class VisionBlock(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.out_proj = Linear(
+        self.out_proj: Linear = Linear(
             width,
             width,
             bias=True,
@@ -108,8 +112,10 @@ class VisionBlock(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.attention = CachelessAttention(self.heads, self.head_dim, role=ROLE)
-        self.mlp = PlainMLP(
+        self.attention: CachelessAttention = CachelessAttention(
+            self.heads, self.head_dim, role=ROLE
+        )
+        self.mlp: PlainMLP = PlainMLP(
             width,
             sizes.mlp,
             prefix=f"{prefix}.mlp",
@@ -153,19 +159,19 @@ class VisionTower(nn.Module):
     ) -> None:
         super().__init__()
         self.params_dtype = params_dtype
-        self.embeddings = PatchEmbedding(sizes, device=device)
-        self.layers = nn.ModuleList(
+        self.embeddings: PatchEmbedding = PatchEmbedding(sizes, device=device)
+        self.layers: nn.ModuleList = nn.ModuleList(
             VisionBlock(sizes, index, params_dtype=params_dtype, device=device)
             for index in range(sizes.layers)
         )
-        self.post_layernorm = LayerNorm(
+        self.post_layernorm: LayerNorm = LayerNorm(
             sizes.width,
             prefix=f"{keys.VISION}.post_layernorm",
             adds=True,
             activation_dtype=params_dtype,
             device=device,
         )
-        self.projector = Linear(
+        self.projector: Linear = Linear(
             sizes.width,
             out_width,
             bias=True,

@@ -28,7 +28,8 @@ class RegionRewrite(ABC):
     operators: str
 
     def __init__(self, graph: Graph, region: SparseRegion) -> None:
-        self.graph, self.region = graph, region
+        self.graph = graph
+        self.region = region
 
     @abstractmethod
     def inputs(self, projection: Projection) -> dict[str, Any]:

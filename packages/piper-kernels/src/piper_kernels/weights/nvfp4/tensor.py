@@ -47,7 +47,7 @@ class PiperNVFP4Tensor(QuantizedWeight, NVFP4Tensor):  # pyright: ignore[reportI
         high_first: Whether the even feature is in the high nibble instead.
     """
 
-    optional_tensor_attribute_names = [  # noqa: RUF012  # torchao copies this list
+    optional_tensor_attribute_names: list[str] = [  # noqa: RUF012  # torchao copies this list
         "is_swizzled_scales",
         "use_triton_kernel",
         "act_quant_kwargs",

@@ -51,8 +51,8 @@ class NormedWeight(nn.Module):
             data = torch.empty(shape, dtype=dtype, device=device)
             return nn.Parameter(data, requires_grad=False)
 
-        self.weight = empty(rows, columns, kernel)
-        self.bias = empty(bias) if bias else None
+        self.weight: nn.Parameter = empty(rows, columns, kernel)
+        self.bias: nn.Parameter | None = empty(bias) if bias else None
         self._loaded: dict[str, Tensor] = {}
 
     def _fill(self, part: str, source: Tensor) -> None:
@@ -98,7 +98,8 @@ class Conv(NormedWeight):
         **options: Any,
     ) -> None:
         super().__init__(outputs, inputs, kernel, bias=outputs * bias, prefix=prefix, **options)
-        self.dilation, self.padding = dilation, dilation * (kernel - 1) // 2
+        self.dilation = dilation
+        self.padding: int = dilation * (kernel - 1) // 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [inputs, T] to [outputs, T]."""
@@ -145,9 +146,13 @@ class Snake(nn.Module):
         device: where the parameters live.
     """
 
+    frequency: nn.Parameter
+    amplitude: nn.Parameter
+
     def __init__(self, width: int, *, prefix: str, device: torch.device | str) -> None:
         super().__init__()
-        self.prefix, self.stored = prefix, (1, width, 1)
+        self.prefix = prefix
+        self.stored: tuple[int, int, int] = (1, width, 1)
         self.frequency, self.amplitude = (
             nn.Parameter(torch.empty(width, 1, device=device), requires_grad=False)
             for _ in range(2)
@@ -195,9 +200,11 @@ class SoundBlock(nn.Module):
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.snake = Snake(inputs, prefix=f"{prefix}.snake1", device=device)
-        self.upsample = Upsample(inputs, outputs, stride, prefix=f"{prefix}.conv_t1", **options)
-        self.units = nn.ModuleList()
+        self.snake: Snake = Snake(inputs, prefix=f"{prefix}.snake1", device=device)
+        self.upsample: Upsample = Upsample(
+            inputs, outputs, stride, prefix=f"{prefix}.conv_t1", **options
+        )
+        self.units: nn.ModuleList = nn.ModuleList()
         for index, dilation in enumerate(_DILATIONS, start=1):
             unit = f"{prefix}.res_unit{index}"
             wide = Conv(
@@ -241,15 +248,15 @@ class SoundDecoder(nn.Module):
         options: dict[str, Any] = {"dtype": dtype, "device": device}
         blocks = config.blocks
         first, last = blocks[0][0], blocks[-1][1]
-        self.conv_in = Conv(
+        self.conv_in: Conv = Conv(
             config.vocoder_input_dim, first, _KERNEL, prefix="decoder.conv1", **options
         )
-        self.blocks = nn.ModuleList(
+        self.blocks: nn.ModuleList = nn.ModuleList(
             SoundBlock(*sizes, prefix=f"decoder.block.{index}", **options)
             for index, sizes in enumerate(blocks)
         )
-        self.snake = Snake(last, prefix="decoder.snake1", device=device)
-        self.conv_out = Conv(
+        self.snake: Snake = Snake(last, prefix="decoder.snake1", device=device)
+        self.conv_out: Conv = Conv(
             last, config.dec_out_channels, _KERNEL, bias=False, prefix="decoder.conv2", **options
         )
 

@@ -26,15 +26,20 @@ class ResidualBlock(nn.Module):
         build: of the model.
     """
 
+    conv1: CausalConv
+    conv2: CausalConv
+
     def __init__(self, inputs: int, outputs: int, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.norm1 = ChannelNorm(inputs, prefix=f"{prefix}.norm1", device=build.device)
-        self.norm2 = ChannelNorm(outputs, prefix=f"{prefix}.norm2", device=build.device)
+        self.norm1: ChannelNorm = ChannelNorm(inputs, prefix=f"{prefix}.norm1", device=build.device)
+        self.norm2: ChannelNorm = ChannelNorm(
+            outputs, prefix=f"{prefix}.norm2", device=build.device
+        )
         self.conv1, self.conv2 = (
             CausalConv(width, outputs, prefix=f"{prefix}.{name}", build=build, bias_apart=True)
             for name, width in (("conv1", inputs), ("conv2", outputs))
         )
-        self.shortcut = (
+        self.shortcut: PointConv | nn.Identity = (
             PointConv(inputs, outputs, prefix=f"{prefix}.conv_shortcut", build=build)
             if inputs != outputs
             else nn.Identity()
@@ -58,11 +63,13 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, width: int, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.norm = ChannelNorm(
+        self.norm: ChannelNorm = ChannelNorm(
             width, prefix=f"{prefix}.norm", silu=False, axes=2, device=build.device
         )
-        self.qkv = PointConv(width, 3 * width, prefix=f"{prefix}.to_qkv", axes=2, build=build)
-        self.proj = PointConv(width, width, prefix=f"{prefix}.proj", axes=2, build=build)
+        self.qkv: PointConv = PointConv(
+            width, 3 * width, prefix=f"{prefix}.to_qkv", axes=2, build=build
+        )
+        self.proj: PointConv = PointConv(width, width, prefix=f"{prefix}.proj", axes=2, build=build)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [T, H, W, C] to the same shape."""
@@ -80,13 +87,18 @@ class MiddleBlock(nn.Module):
         build: of the model.
     """
 
+    first: ResidualBlock
+    last: ResidualBlock
+
     def __init__(self, width: int, *, prefix: str, build: Build) -> None:
         super().__init__()
         self.first, self.last = (
             ResidualBlock(width, width, prefix=f"{prefix}.resnets.{index}", build=build)
             for index in range(2)
         )
-        self.attention = AttentionBlock(width, prefix=f"{prefix}.attentions.0", build=build)
+        self.attention: AttentionBlock = AttentionBlock(
+            width, prefix=f"{prefix}.attentions.0", build=build
+        )
 
     def forward(self, x: Tensor, stream: Stream | None) -> Tensor:
         """Maps [T, H, W, C] to the same shape."""
@@ -130,14 +142,19 @@ class DownBlock(nn.Module):
         build: Build,
     ) -> None:
         super().__init__()
-        self.outputs, self.factors = outputs, factors
-        self.resnets = _residual_blocks(inputs, outputs, count, prefix=prefix, build=build)
+        self.outputs = outputs
+        self.factors = factors
+        self.resnets: nn.ModuleList = _residual_blocks(
+            inputs, outputs, count, prefix=prefix, build=build
+        )
         step = f"{prefix}.downsampler"
         time, rows, _ = factors
-        self.space = (
+        self.space: DownSpace | None = (
             DownSpace(outputs, prefix=f"{step}.resample.1", build=build) if rows > 1 else None
         )
-        self.time = DownTime(outputs, prefix=f"{step}.time_conv", build=build) if time > 1 else None
+        self.time: DownTime | None = (
+            DownTime(outputs, prefix=f"{step}.time_conv", build=build) if time > 1 else None
+        )
 
     def forward(self, x: Tensor, stream: Stream | None) -> Tensor:
         """Maps [T, H, W, inputs] to [T / time, H / rows, W / columns, outputs]."""
@@ -174,15 +191,19 @@ class UpBlock(nn.Module):
         build: Build,
     ) -> None:
         super().__init__()
-        self.resnets = _residual_blocks(inputs, outputs, count, prefix=prefix, build=build)
+        self.resnets: nn.ModuleList = _residual_blocks(
+            inputs, outputs, count, prefix=prefix, build=build
+        )
         step = f"{prefix}.upsampler"
         time, rows, _ = factors
-        self.space = (
+        self.space: UpSpace | None = (
             UpSpace(outputs, factors, prefix=f"{step}.resample.1", build=build)
             if rows > 1
             else None
         )
-        self.time = UpTime(outputs, prefix=f"{step}.time_conv", build=build) if time > 1 else None
+        self.time: UpTime | None = (
+            UpTime(outputs, prefix=f"{step}.time_conv", build=build) if time > 1 else None
+        )
 
     def forward(self, x: Tensor, stream: Stream | None) -> Tensor:
         """Maps [T, H, W, inputs] to [T * time, H * rows, W * columns, outputs]."""

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from phyai.models.cosmos3.vae.blocks import DownBlock, MiddleBlock, UpBlock
@@ -24,8 +25,10 @@ class Head(nn.Module):
 
     def __init__(self, width: int, outputs: int, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.norm = ChannelNorm(width, prefix=f"{prefix}.norm_out", device=build.device)
-        self.conv = CausalConv(width, outputs, prefix=f"{prefix}.conv_out", build=build)
+        self.norm: ChannelNorm = ChannelNorm(
+            width, prefix=f"{prefix}.norm_out", device=build.device
+        )
+        self.conv: CausalConv = CausalConv(width, outputs, prefix=f"{prefix}.conv_out", build=build)
 
     def forward(self, x: Tensor, stream: Stream | None) -> Tensor:
         """Maps [T, H, W, width] to [T, H, W, outputs]."""
@@ -42,9 +45,12 @@ class Encoder(nn.Module):
 
     def __init__(self, config: WanVAEConfig, build: Build) -> None:
         super().__init__()
-        self.dtype, widths = build.dtype, config.encoder_widths
-        self.conv_in = CausalConv(CELL, widths[0], prefix="encoder.conv_in", build=build)
-        self.down_blocks = nn.ModuleList(
+        self.dtype: torch.dtype = build.dtype
+        widths = config.encoder_widths
+        self.conv_in: CausalConv = CausalConv(
+            CELL, widths[0], prefix="encoder.conv_in", build=build
+        )
+        self.down_blocks: nn.ModuleList = nn.ModuleList(
             DownBlock(
                 inputs,
                 outputs,
@@ -55,8 +61,10 @@ class Encoder(nn.Module):
             )
             for index, (inputs, outputs) in enumerate(pairwise(widths))
         )
-        self.mid_block = MiddleBlock(widths[-1], prefix="encoder.mid_block", build=build)
-        self.head = Head(widths[-1], 2 * config.z_dim, prefix="encoder", build=build)
+        self.mid_block: MiddleBlock = MiddleBlock(
+            widths[-1], prefix="encoder.mid_block", build=build
+        )
+        self.head: Head = Head(widths[-1], 2 * config.z_dim, prefix="encoder", build=build)
 
     def forward(self, pixels: Tensor, stream: Stream | None = None) -> Tensor:
         """Encodes a chunk.
@@ -86,9 +94,13 @@ class Decoder(nn.Module):
     def __init__(self, config: WanVAEConfig, build: Build) -> None:
         super().__init__()
         widths = config.decoder_widths
-        self.conv_in = CausalConv(config.z_dim, widths[0], prefix="decoder.conv_in", build=build)
-        self.mid_block = MiddleBlock(widths[0], prefix="decoder.mid_block", build=build)
-        self.up_blocks = nn.ModuleList(
+        self.conv_in: CausalConv = CausalConv(
+            config.z_dim, widths[0], prefix="decoder.conv_in", build=build
+        )
+        self.mid_block: MiddleBlock = MiddleBlock(
+            widths[0], prefix="decoder.mid_block", build=build
+        )
+        self.up_blocks: nn.ModuleList = nn.ModuleList(
             UpBlock(
                 inputs,
                 outputs,
@@ -99,7 +111,7 @@ class Decoder(nn.Module):
             )
             for index, (inputs, outputs) in enumerate(pairwise(widths))
         )
-        self.head = Head(widths[-1], CELL, prefix="decoder", build=build)
+        self.head: Head = Head(widths[-1], CELL, prefix="decoder", build=build)
 
     def forward(self, latents: Tensor, stream: Stream | None = None) -> Tensor:
         """Decodes one latent frame.

@@ -94,15 +94,17 @@ class TimeWeight(nn.Module):
         self, inputs: int, outputs: int, kernel: int, *, prefix: str, build: Build
     ) -> None:
         super().__init__()
-        self.prefix, self.outputs = prefix, outputs
-        self.stored = (outputs, inputs, TAPS, kernel, kernel)
-        self.inputs, rows = _aligned(inputs), _aligned(outputs)
-        self.weight = (
+        self.prefix = prefix
+        self.outputs = outputs
+        self.stored: tuple[int, int, int, int, int] = (outputs, inputs, TAPS, kernel, kernel)
+        self.inputs: int = _aligned(inputs)
+        rows = _aligned(outputs)
+        self.weight: nn.Parameter = (
             build.zeros(rows, self.inputs, TAPS, kernel, kernel)
             if build.layout == "volume"
             else build.zeros(rows, TAPS * self.inputs, kernel, kernel)
         )
-        self.bias = build.zeros(rows)
+        self.bias: nn.Parameter = build.zeros(rows)
 
     def by_tap(self) -> Tensor:
         """Returns the weight as [O, I, 3, k, k] over the padded channels."""
@@ -141,7 +143,9 @@ class CausalConv(TimeWeight):
         super().__init__(inputs, outputs, 3, prefix=prefix, build=build)
         self.bias_apart = bias_apart
         rows = self.weight.shape[0]
-        self.last_tap = build.zeros(rows, self.inputs, 3, 3) if build.folded else None
+        self.last_tap: nn.Parameter | None = (
+            build.zeros(rows, self.inputs, 3, 3) if build.folded else None
+        )
 
     def lead(self, stream: Stream | None) -> int:
         """Returns the number of frames of room that the next chunk needs before its own."""
@@ -203,8 +207,10 @@ class PointConv(nn.Module):
         self, inputs: int, outputs: int, *, prefix: str, axes: int = 3, build: Build
     ) -> None:
         super().__init__()
-        self.prefix, self.stored = prefix, (outputs, inputs) + (1,) * axes
-        self.weight, self.bias = build.zeros(outputs, inputs), build.zeros(outputs)
+        self.prefix = prefix
+        self.stored: tuple[int, ...] = (outputs, inputs) + (1,) * axes
+        self.weight: nn.Parameter = build.zeros(outputs, inputs)
+        self.bias: nn.Parameter = build.zeros(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., C] to [..., O]."""

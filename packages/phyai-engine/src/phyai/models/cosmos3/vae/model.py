@@ -48,10 +48,14 @@ class WanVAE(nn.Module):
         super().__init__()
         if not parts or not set(parts) <= set(PARTS):
             raise ValueError(f"a VAE has the parts {PARTS}, got {tuple(parts)}")
-        self.config, self.tiling = config, tiling
+        self.config = config
+        self.tiling = tiling
         latent = config.z_dim
         build = Build(dtype, device, layout)
-        self.encoder = self.decoder = self.quant_conv = self.post_quant_conv = None
+        self.encoder: Encoder | None = None
+        self.decoder: Decoder | None = None
+        self.quant_conv: PointConv | None = None
+        self.post_quant_conv: PointConv | None = None
         if "encoder" in parts:
             self.encoder = Encoder(config, Build(dtype, device, layout, folded=True))
             self.quant_conv = PointConv(2 * latent, 2 * latent, prefix="quant_conv", build=build)

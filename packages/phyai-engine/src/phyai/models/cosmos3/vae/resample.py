@@ -25,8 +25,10 @@ class DownSpace(nn.Module):
 
     def __init__(self, width: int, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.prefix, self.stored = prefix, (width, width, 3, 3)
-        self.weight, self.bias = build.zeros(*self.stored), build.zeros(width)
+        self.prefix = prefix
+        self.stored: tuple[int, int, int, int] = (width, width, 3, 3)
+        self.weight: nn.Parameter = build.zeros(*self.stored)
+        self.bias: nn.Parameter = build.zeros(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [T, 2H, 2W, C] to [T, H, W, C]."""
@@ -59,8 +61,11 @@ class UpSpace(nn.Module):
 
     def __init__(self, width: int, factors: Factors, *, prefix: str, build: Build) -> None:
         super().__init__()
-        self.prefix, self.stored, self.factors = prefix, (width, width, 3, 3), factors
-        self.weight, self.bias = build.zeros(4 * width, width, 2, 2), build.zeros(width)
+        self.prefix = prefix
+        self.stored: tuple[int, int, int, int] = (width, width, 3, 3)
+        self.factors = factors
+        self.weight: nn.Parameter = build.zeros(4 * width, width, 2, 2)
+        self.bias: nn.Parameter = build.zeros(width)
 
     def forward(self, x: Tensor, source: Tensor) -> Tensor:
         """Maps [T, H, W, C] to [T, 2H, 2W, C].

@@ -79,8 +79,12 @@ class ChannelNorm(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.prefix, self.silu, self.stored = prefix, silu, (width,) + (1,) * axes
-        self.gain = nn.Parameter(torch.empty(width, device=device), requires_grad=False)
+        self.prefix = prefix
+        self.silu = silu
+        self.stored: tuple[int, ...] = (width,) + (1,) * axes
+        self.gain: nn.Parameter = nn.Parameter(
+            torch.empty(width, device=device), requires_grad=False
+        )
 
     def forward(self, x: Tensor, bias: Tensor | None = None, *, lead: int = 0) -> Tensor:
         """Normalises ``x + bias``, x [T, H, W, C] contiguous.

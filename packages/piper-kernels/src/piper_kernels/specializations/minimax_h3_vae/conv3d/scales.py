@@ -75,7 +75,7 @@ class ActivationScales(Mapping[str, float]):
         wrong = {n: s for n, s in self._scales.items() if not (math.isfinite(s) and s > 0)}
         if wrong:
             raise ValueError(f"activation scales must be finite and positive, got {wrong}")
-        self.quantile = checked_quantile(quantile)
+        self.quantile: float = checked_quantile(quantile)
 
     def __getitem__(self, name: str) -> float:
         """Return the scale of a convolution.

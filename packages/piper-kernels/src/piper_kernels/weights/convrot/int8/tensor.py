@@ -44,10 +44,10 @@ class ConvRotInt8Tensor(QuantizedWeight, TorchAOBaseTensor):  # pyright: ignore[
         transposed: Whether the logical tensor is the transpose of the stored matrix.
     """
 
-    tensor_data_names = ["qdata", "scale"]  # noqa: RUF012  # torchao copies this list
-    tensor_attribute_names = ["group_size", "dtype"]  # noqa: RUF012
-    optional_tensor_data_names = ["act_per_tensor_scale"]  # noqa: RUF012
-    optional_tensor_attribute_names = ["transposed"]  # noqa: RUF012
+    tensor_data_names: list[str] = ["qdata", "scale"]  # noqa: RUF012  # torchao copies this list
+    tensor_attribute_names: list[str] = ["group_size", "dtype"]  # noqa: RUF012
+    optional_tensor_data_names: list[str] = ["act_per_tensor_scale"]  # noqa: RUF012
+    optional_tensor_attribute_names: list[str] = ["transposed"]  # noqa: RUF012
 
     qdata: Tensor
     scale: Tensor

@@ -31,7 +31,7 @@ class ConvRotNVFP4Tensor(PiperNVFP4Tensor):
         act_per_tensor_scale: Second-level scale of rotated inputs.
     """
 
-    tensor_attribute_names = ["block_size", "orig_dtype", "group_size"]  # noqa: RUF012
+    tensor_attribute_names: list[str] = ["block_size", "orig_dtype", "group_size"]  # noqa: RUF012
 
     group_size: int
 
