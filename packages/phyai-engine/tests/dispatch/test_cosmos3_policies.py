@@ -108,6 +108,9 @@ def test_attention(name, selector, tokens, sparse):
     expected = "piper.attention" if name == "cosmos3_h200_fast" else "sdpa.attention"
     routed = sparse and name == "cosmos3_video_sparse"
     assert found == ("piper.attention.sparse" if routed else expected)
+    narrow = {**dims, "head_dim": 16}
+    found = chosen(selector, "attention", narrow, dtypes=dtypes, layout="padded", causal=False)
+    assert found == "sdpa.attention"
     text = {**HEADS, "tokens": 9000, "kv_tokens": 9000}
     found = chosen(
         selector,
