@@ -1,11 +1,11 @@
 """Writes stored results of ``benchmark_cosmos3.py`` as a page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from _pi05_page import table
 
-_STAGES = ("preprocess", "encode", "prefill", "denoise")
+_STAGES = ("preprocess", "encode", "prefill", "noise", "denoise", "decode", "postprocess")
 _HEAD = """# Cosmos3 latency
 
 Made by `python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --page RESULTS.json`; change
@@ -41,9 +41,11 @@ def _policies(policies: Mapping[str, Any]) -> Iterator[str]:
     measured = {name: found for name, found in policies.items() if "ms" in found}
     if measured:
         yield "## DROID policy\n"
+        stages = [name for name in _STAGES if any(name in f["ms"] for f in measured.values())]
+        rows = [[*_row(name, found, stages)] for name, found in measured.items()]
         yield table(
-            ("policy", *_STAGES, "total", "floor", "× floor", "request", "GB in use"),
-            (_row(name, found) for name, found in measured.items()),
+            ("policy", *stages, "total", "× floor", "request", "GB in use"),
+            [*rows, *_floors(measured.values(), stages)],
         )
     compared = {n: f["actions_to_first"] for n, f in policies.items() if "actions_to_first" in f}
     if compared:
@@ -64,15 +66,25 @@ def _policies(policies: Mapping[str, Any]) -> Iterator[str]:
             yield f"`{name}` was not measured: {found['error']}\n"
 
 
-def _row(name: str, found: Mapping[str, Any]) -> Iterator[object]:
-    spent, floor = found["ms"], found["floor_ms"]
+def _row(name: str, found: Mapping[str, Any], stages: Sequence[str]) -> Iterator[object]:
+    spent = found["ms"]
     yield f"`{name}`"
-    for stage in (*_STAGES, "total"):
-        yield f"{spent[stage]['p50']:.2f}"
-    yield f"{floor['total']:.1f}"
+    for stage in (*stages, "total"):
+        yield f"{spent[stage]['p50']:.2f}" if stage in spent else ""
     yield f"{found['ratio']['total']:.2f}"
     yield f"**{spent['request']['p50']:.1f}**"
     yield f"{found['most_bytes'] / 1e9:.1f}"
+
+
+def _floors(measured: Iterable[Mapping[str, Any]], stages: Sequence[str]) -> list[list[object]]:
+    """Returns one row for each floor that policies were compared with, the highest first."""
+    floors = {found["floor_ms"]["total"]: found["floor_ms"] for found in measured}
+    names = ("floor in bf16", "floor in 8 bits") if len(floors) > 1 else ("floor",)
+    ordered = [floors[total] for total in sorted(floors, reverse=True)]
+    return [
+        [name, *(f"{floor[s]:.1f}" if s in floor else "" for s in (*stages, "total")), "", "", ""]
+        for name, floor in zip(names, ordered, strict=False)
+    ]
 
 
 def _diffusers(document: Mapping[str, Any]) -> Iterator[str]:

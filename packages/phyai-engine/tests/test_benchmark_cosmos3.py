@@ -52,6 +52,7 @@ def test_the_page_shows_every_part(benchmark, document):
     (name, measured), _ = document["policies"].items()
     document["policies"]["other"] = {
         **measured,
+        "floor_ms": {"encode": 2.5, "prefill": 0.0, "denoise": 300.0, "total": 302.5},
         "actions_to_first": {"mean_cosine": 0.9, "least_cosine": 0.8, "largest_radians": 0.1},
         "longest": [("gemm(float)", 4, 100.0)],
     }
@@ -67,6 +68,11 @@ def test_the_page_shows_every_part(benchmark, document):
     spent = measured["ms"]["request"]["p50"]
     assert f"| `{name}` |" in text
     assert f"**{spent:.1f}**" in text
+    assert "| floor in bf16 |  | 2.5 | 0.0 |" in text, "the larger one"
+    assert "| 300.0 |" in text
+    assert "| floor in 8 bits |" in text
+    for stage in ("preprocess", "encode", "prefill", "denoise"):
+        assert f" {stage} |" in text
     assert "| `other` | 0.9 | 0.8 | 0.1 |" in text
     assert "`refused` was not measured: NoKernelError" in text
     assert f"| eager | 900.0 | 700.0 | 2000.0 | {900 / spent:.2f} |" in text
