@@ -238,11 +238,13 @@ def test_streams_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", Context)
-    stage = lambda name: (
-        lambda window, slot: log.append(  # noqa: E731
-            (active[-1], "runs", name, window.start, slot)
-        )
-    )
+
+    def stage(name):
+        def run(window, slot):
+            log.append((active[-1], "runs", name, window.start, slot))
+
+        return run
+
     parts = [slice(i, i + 1) for i in range(4)]
     pipeline.run_stages(parts, [stage("attend"), stage("project")], 0, torch.device("cuda"), [])
     runs = [entry[2:] for entry in log if entry[1] == "runs"]

@@ -19,6 +19,13 @@ class SparseAttentionBackend(Protocol):
         """Return whether the backend runs on a device, and the reason when it does not."""
         ...
 
+    def value_sums(self, value: Tensor) -> Tensor | None:
+        """Return what the attention needs of value codes besides them, if anything.
+
+        Callers that attend to the same values several times make it once.
+        """
+        ...
+
     def attention(
         self,
         query: Tensor,

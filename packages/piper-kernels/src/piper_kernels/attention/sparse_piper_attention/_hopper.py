@@ -26,6 +26,12 @@ class HopperBackend:
         usable, reason = hopper_support(request)
         return usable, reason and f"Hopper: {reason}"
 
+    def value_sums(self, value: Tensor) -> Tensor | None:
+        """Return 128 times the sums of the codes of tiles."""
+        from piper_kernels.attention._sm90_kernels.routed_launch import tile_sums
+
+        return tile_sums(value)
+
     def attention(
         self,
         query: Tensor,
@@ -73,7 +79,7 @@ class HopperBackend:
             coarse = CoarseBranch(coarse_output.contiguous(), gate)
         return attend(
             operands,
-            tile_sums(operands.value),
+            tile_sums(operands.value) if operands.value_sums is None else operands.value_sums,
             _routes(request, summaries, operands.query.shape[2] // BLOCK),
             rows,
             block_lengths,

@@ -27,6 +27,10 @@ class MixedSignBackend:
         plan, reason = sparse_plan(target)
         return plan is not None, reason
 
+    def value_sums(self, value: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
+
     def attention(
         self,
         query: Tensor,

@@ -16,6 +16,10 @@ class PortableBackend:
         """Return that it is usable."""
         return True, ""
 
+    def value_sums(self, value: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
+
     def attention(
         self,
         query: Tensor,

@@ -27,6 +27,8 @@ class PreparedOperands:
         value: int8 ``[B, Hkv, D, R]``, centered and transposed.
         value_multiplier: FP32 ``[B, Hkv, R / 64, 1]``: 255 times the scale of the block.
         value_mean: FP32 ``[B, Hkv, D]``.
+        value_sums: What ``value_sums`` of a backend made of the values; ``None``: it is made by
+            every call that needs it.
     """
 
     query: Tensor
@@ -36,6 +38,7 @@ class PreparedOperands:
     value: Tensor
     value_multiplier: Tensor
     value_mean: Tensor
+    value_sums: Tensor | None = None
 
 
 def prepare(

@@ -5,13 +5,17 @@ whole sequence. Nothing of the size of the queries, the routes or the attention 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from piper_kernels.attention.coarse import reference as coarse_reference
-from piper_kernels.attention.sparse_piper_attention._backend import select_backend
+from piper_kernels.attention.sparse_piper_attention._backend import (
+    SparseAttentionBackend,
+    select_backend,
+)
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK, block_count
 from piper_kernels.attention.sparse_piper_attention._preparation import (
     QUERY_GROUP,
@@ -93,7 +97,7 @@ class KeysAndValues:
         return list(vars(self).values())
 
     def with_queries(
-        self, codes: Tensor, scale: Tensor, summary: Tensor
+        self, codes: Tensor, scale: Tensor, summary: Tensor, value_sums: Tensor | None = None
     ) -> tuple[PreparedOperands, RoutingSummaries]:
         """Return the operands and summaries of an attention from some queries."""
         operands = PreparedOperands(
@@ -104,6 +108,7 @@ class KeysAndValues:
             self.value,
             self.value_multiplier,
             self.value_mean,
+            value_sums,
         )
         return operands, RoutingSummaries(summary, self.key_summary, self.key_aux)
 
@@ -170,7 +175,8 @@ class SparseOutput:
 
     def attend(self, window: slice, out: Tensor, gate: Tensor | None) -> None:
         """Write the attention of a window of queries, ``[B, rows, H, D]``."""
-        operands, summaries = self.keys.with_queries(*self.queries.window(window))
+        queries = self.queries.window(window)
+        operands, summaries = self.keys.with_queries(*queries, self._value_sums)
         request, added = self._request(window), None
         if self.coarse is not None:
             added = coarse_reference.coarse_output(
@@ -180,8 +186,7 @@ class SparseOutput:
                 self.coarse.key_blocks,
                 self.coarse.scale,
             )
-        backend = select_backend(out.device, out.shape[3])
-        backend.attention_from_quantized(
+        self._backend.attention_from_quantized(
             operands,
             summaries,
             request,
@@ -193,6 +198,14 @@ class SparseOutput:
             query_rows=window.stop - window.start,
             out=out,
         )
+
+    @cached_property
+    def _backend(self) -> SparseAttentionBackend:
+        return select_backend(self.keys.key.device, self.keys.key.shape[3])
+
+    @cached_property
+    def _value_sums(self) -> Tensor | None:
+        return self._backend.value_sums(self.keys.value)
 
     def _request(self, window: slice) -> RoutingRequest:
         """Return the request of a window, whose first blocks may be routed."""

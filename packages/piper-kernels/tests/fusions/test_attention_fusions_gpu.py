@@ -1,0 +1,199 @@
+"""Fused projections and attention on a GPU: windows, streams, graphs, memory and Inductor."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from piper_kernels.fusions.convrot_int8_piper import convrot_int8_piper_compile_options
+from piper_kernels.fusions.convrot_int8_sparse_piper import (
+    _compile,
+    convrot_int8_sparse_piper_compile_options,
+)
+from piper_kernels.fusions.convrot_nvfp4_sparse_piper import (
+    convrot_nvfp4_sparse_piper_compile_options,
+)
+from piper_kernels.fusions.nvfp4_sparse_piper import nvfp4_sparse_piper_compile_options
+
+
+def _reason():
+    if not torch.cuda.is_available():
+        return "needs a CUDA device"
+    return _compile.supports_target(torch.device("cuda"), 64)[1]
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_reason()), reason=_reason())]
+ops = torch.ops.piper_kernels
+GIVEN = ops.convrot_int8_sparse_piper_attention_output
+PROJECTED = ops.convrot_int8_sparse_piper_projected_query_attention_output
+TOLERANCE = 0.025
+
+
+def arguments(parts, *, given, coarse, **changes):
+    found = parts["keys"] | parts["output"] | (parts["queries"] if given else parts["query"])
+    if coarse:
+        found |= {"block_mean": parts["block_mean"], **parts["coarse"], **parts["gates"]}
+    return found | changes
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(("batch", "rows"), [(1, 193), (1, 4097), (2, 1001)])
+def test_windows_on_streams_do_not_change_the_result(
+    attention_operators, head_dim, given, coarse, batch, rows
+):
+    parts = attention_operators.projected(
+        "cuda", batch=batch, rows=rows, heads=4, head_dim=head_dim
+    )
+    expected = attention_operators.chain(parts, coarse=coarse)
+    operator = GIVEN if given else PROJECTED
+    for chunk in (64, 512, 8192):
+        found = arguments(parts, given=given, coarse=coarse, query_chunk_rows=chunk)
+        actual = attention_operators.call(operator, found)
+        assert torch.equal(actual, expected)
+
+
+def test_block_lengths_and_routed_query_blocks(attention_operators):
+    lengths = (64, 17, 51, 1, 64, 64, 33, 8, 64)
+    parts = attention_operators.projected("cuda", rows=576, routing=1, lengths=lengths)
+    parts["keys"]["sparse_query_blocks"] = 5
+    valid = torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(lengths)])
+    expected = attention_operators.chain(parts, coarse=True)[:, valid]
+    for chunk in (64, 128, 8192):
+        found = arguments(parts, given=False, coarse=True, query_chunk_rows=chunk)
+        assert torch.equal(attention_operators.call(PROJECTED, found)[:, valid], expected)
+
+
+def test_streams_are_captured(attention_operators):
+    parts = attention_operators.projected("cuda", rows=1024)
+    found = arguments(parts, given=False, coarse=True, query_chunk_rows=64)
+    expected = attention_operators.call(PROJECTED, found)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attention_operators.call(PROJECTED, found)
+    captured.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
+def test_memory_is_that_of_windows(attention_operators):
+    """Neither queries nor the attention exist as a whole."""
+    rows, chunk, width = 16384, 1024, 512
+    parts = attention_operators.projected(
+        "cuda", rows=rows, features=512, heads=4, head_dim=128, outputs=64
+    )
+    del parts["queries"]
+    found = arguments(parts, given=False, coarse=False, query_chunk_rows=chunk)
+    attention_operators.call(PROJECTED, found)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = attention_operators.call(PROJECTED, found)
+    torch.cuda.synchronize()
+    used = torch.cuda.max_memory_allocated() - before - result.nbytes
+    window = 2 * width * 2 + width + width * 4 + 3 * width  # two attentions, codes, FP32, queries
+    routes = (rows // 64) * 4 * 2 * 2  # of a block of queries, and the sums of value codes below
+    sums = (rows // 64) * width * 4
+    assert used <= 2 * (chunk * window + chunk // 64 * routes) + sums + (4 << 20)
+    assert used < rows * width * 2
+
+
+OPTIONS = {
+    "convrot_int8": convrot_int8_sparse_piper_compile_options,
+    "nvfp4": nvfp4_sparse_piper_compile_options,
+    "convrot_nvfp4": convrot_nvfp4_sparse_piper_compile_options,
+}
+CASES = {
+    "plain": {"rows": 320},
+    "coarse": {"rows": 193, "coarse": True, "projected_gate": True, "head_dim": 128, "rotary": 96},
+    "lengths": {"rows": 192, "lengths": (64, 17, 51), "coarse": True, "routing": "mean"},
+    "weightless": {"rows": 1001, "query_norm": False, "key_norm": False, "query_blocks": 7},
+}
+
+
+def valid_rows(model):
+    if model.lengths is None:
+        return torch.arange(model.rows)
+    return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(model.lengths)])
+
+
+@pytest.mark.parametrize("fmt", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_targets_fuse_and_agree_with_the_operators_apart(projected_attention, fmt, case):
+    model = projected_attention.Model(fmt=fmt, features=128, **CASES[case]).to("cuda")
+    graph = projected_attention.trace(model, OPTIONS[fmt]())
+    assert "sparse_piper_attention" not in graph.targets
+    rows, expected, actual = valid_rows(model), model.eager(), graph()
+    assert projected_attention.relative_error(actual, expected, rows) < TOLERANCE
+    whole = projected_attention.Model(fmt=fmt, features=128, outputs=48, **CASES[case]).to("cuda")
+    graph = projected_attention.trace(whole, OPTIONS[fmt]())
+    assert graph.targets[-1].endswith("attention_output")
+    if model.lengths is None or fmt == "convrot_int8":
+        with torch.no_grad():
+            chained = whole.linear("out", actual)
+        assert torch.equal(graph()[:, rows], chained[:, rows])
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "convrot_nvfp4"])
+@pytest.mark.parametrize("static", [False, True])
+def test_chunks_of_nvfp4_outputs(projected_attention, fmt, static):
+    scales = (None, None, None, torch.tensor(0.0005) if static else None, None)
+    model = projected_attention.Model(fmt=fmt, rows=5000, features=128, outputs=96, scales=scales)
+    graph = projected_attention.trace(model.to("cuda"), OPTIONS[fmt]())
+    whole = graph()
+    (call,) = [n for n in graph.nodes if "attention_output" in str(n.target)]
+    names = [argument.name for argument in call.target._schema.arguments]
+    position = names.index("query_chunk_rows")
+    call.args = (*call.args[:position], 1024, *call.args[position + 1 :])
+    graph.module.recompile()
+    assert torch.equal(graph(), whole)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_windows_of_dense_attention(projected_attention, is_causal, head_dim):
+    model = projected_attention.Model(
+        dense=True, rows=1000, outputs=40, is_causal=is_causal, batch=2, heads=4, kv_heads=2,
+        head_dim=head_dim, features=128,
+    ).to("cuda")  # fmt: skip
+    options = convrot_int8_piper_compile_options(fuse_output=True)
+    graph = projected_attention.trace(model, options)
+    name = "convrot_int8_piper_projected_query_attention_output"
+    assert graph.targets[-1] == name
+    expected = model.eager()
+    assert projected_attention.relative_error(graph(), expected) < TOLERANCE
+    apart = projected_attention.trace(model, convrot_int8_piper_compile_options())
+    whole = apart()
+    assert torch.equal(graph(), whole)
+    call = graph.find(name)
+    for rows in (128, 256):
+        call.kwargs = {**call.kwargs, "query_chunk_rows": rows}
+        graph.module.recompile()
+        assert torch.equal(graph(), whole)
+
+
+def test_inductor_runs_one_graph_for_changing_lengths(projected_attention):
+    class Module(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+            for name, weight in model.weights.items():
+                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+            model.linear = lambda name, x: functional.linear(x, getattr(self, name))
+
+        def forward(self, x, cos, sin, gate):
+            return self.model(torch.tanh(x), cos, sin, gate, None)
+
+    given = {"outputs": 128, "coarse": True, "projected_gate": True, "features": 128}
+    torch._dynamo.reset()
+    module = Module(projected_attention.Model(**given).to("cuda"))
+    options = convrot_int8_sparse_piper_compile_options()
+    compiled = torch.compile(module, fullgraph=True, options=options)
+    for rows in (192, 321, 1000):
+        model = projected_attention.Model(rows=rows, **given).to("cuda")
+        args = model.args[:4]
+        for dim, tensor in zip((1, 0, 0, 1), args, strict=True):
+            torch._dynamo.mark_dynamic(tensor, dim)
+        with torch.no_grad():
+            actual, expected = compiled(*args), module(*args)
+        assert projected_attention.relative_error(actual, expected) < TOLERANCE
