@@ -25,7 +25,7 @@ class BenchInputs:
     __slots__ = ("args", "kwargs")
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        self.args = args
+        self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = dict(kwargs or {})
 
 

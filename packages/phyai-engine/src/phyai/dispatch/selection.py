@@ -36,12 +36,12 @@ class Selection:
         params: Mapping[str, Any],
         trace: SelectionTrace,
     ) -> None:
-        self.impl = impl
-        self.query = query
-        self.facts = facts
-        self.execute = execute
-        self.params = params
-        self.trace = trace
+        self.impl: Impl = impl
+        self.query: KernelQuery = query
+        self.facts: Facts = facts
+        self.execute: Callable[..., Any] = execute
+        self.params: Mapping[str, Any] = params
+        self.trace: SelectionTrace = trace
 
     @property
     def kernel_id(self) -> str:

@@ -19,7 +19,7 @@ from piper_kernels.fusions.attention.matching import (
     match_plain,
 )
 
-ops = torch.ops.piper_kernels
+ops: Any = torch.ops.piper_kernels
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from piper_kernels._compile.nodes import (
 )
 from piper_kernels._compile.views import VIEWS
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -14,7 +14,7 @@ from piper_kernels._compile.nodes import (
 )
 from piper_kernels.fusions.attention.matching import DTYPES, Projection
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 
 def insert_table(graph: Graph, table: Node) -> Node:

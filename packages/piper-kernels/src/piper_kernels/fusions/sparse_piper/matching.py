@@ -21,8 +21,8 @@ from piper_kernels.fusions.attention.matching import (
     match_plain,
 )
 
-aten = torch.ops.aten
-ops = torch.ops.piper_kernels
+aten: Any = torch.ops.aten
+ops: Any = torch.ops.piper_kernels
 
 
 @dataclass(frozen=True)

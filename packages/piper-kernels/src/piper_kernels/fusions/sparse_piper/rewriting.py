@@ -13,7 +13,7 @@ from piper_kernels.fusions.attention.matching import MatchLinear, Projection
 from piper_kernels.fusions.attention.rewriting import has_supported_norm, transform_arguments
 from piper_kernels.fusions.sparse_piper.matching import SparseRegion, match_sparse_region
 
-ops = torch.ops.piper_kernels
+ops: Any = torch.ops.piper_kernels
 
 
 class RegionRewrite(ABC):

@@ -20,7 +20,7 @@ from piper_kernels.weights.nvfp4._storage import (
     validate_metadata,
 )
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 
 class PiperNVFP4Tensor(QuantizedWeight, NVFP4Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -226,7 +226,7 @@ class PiperNVFP4Tensor(QuantizedWeight, NVFP4Tensor):  # pyright: ignore[reportI
         return f"{type(self).__name__}({inner})"
 
     # TorchAO disables torch functions on this class; matrix products need theirs.
-    __torch_function__ = TorchAOBaseTensor.__dict__["__torch_function__"]
+    __torch_function__: Any = TorchAOBaseTensor.__dict__["__torch_function__"]
 
     @classmethod
     def __torch_dispatch__(

@@ -23,7 +23,7 @@ from piper_kernels.weights.convrot.int8._storage import (
     validate_storage,
 )
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 
 class ConvRotInt8Tensor(QuantizedWeight, TorchAOBaseTensor):  # pyright: ignore[reportIncompatibleMethodOverride]
