@@ -185,10 +185,19 @@ def compile_options(config: BlockConfig) -> dict[str, Any]:
     return convrot_int8_swiglu_ffn_compile_options(options)
 
 
-def compile_block(block: VideoDiTBlock, config: BlockConfig, *, dynamic: bool = True) -> Any:
-    """Return the compiled function of a quantized block; ``dynamic``: one for all lengths."""
-    options = compile_options(config)
-    return torch.compile(block, fullgraph=True, dynamic=dynamic, options=options)
+def compile_block(block: VideoDiTBlock, config: BlockConfig) -> Any:
+    """Return the compiled function of a quantized block."""
+    return torch.compile(block, fullgraph=True, options=compile_options(config))
+
+
+def mark_lengths(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the operands of a block, marked so that one graph serves every number of tokens.
+
+    ``dynamic=True`` would make numbers such as the epsilon of a norm symbolic too.
+    """
+    for operand, axis in ((x, 1), (cos, 0), (sin, 0)):
+        torch._dynamo.mark_dynamic(operand, axis)
+    return x, cos, sin
 
 
 def main() -> None:
