@@ -7,6 +7,8 @@ where values fall on a tie of both roundings.
 # ruff: noqa: ANN001, ANN202  # kernel arguments are pointers and integers
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -90,6 +92,23 @@ def _block(hidden: int) -> dict[str, int]:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns codes [M, H] and scales [M] in fp32 of ``x`` [..., H]; a scale is max|row| / 448."""
     return activation_rows(x, None, gated=False)
+
+
+def quantize_parts(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns codes [M, H] and scales [M] of rows [..., H] that lie in several tensors."""
+    rows = [flat_rows(part) for part in parts]
+    hidden = rows[0].shape[1]
+    codes, scales = _empty_codes(sum(part.shape[0] for part in rows), hidden, rows[0].device)
+    first = 0
+    for part in rows:
+        if part.numel():
+            stop = first + part.shape[0]
+            _activation_rows_kernel[(part.shape[0],)](
+                part, codes[first:stop], scales[first:stop], hidden, part.stride(0),
+                KIND=-1, GATED=False, **_block(hidden),
+            )  # fmt: skip
+            first = stop
+    return codes, scales
 
 
 def activation_rows(x: Tensor, kind: str | None, *, gated: bool) -> tuple[Tensor, Tensor]:

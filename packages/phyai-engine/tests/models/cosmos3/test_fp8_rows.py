@@ -53,7 +53,12 @@ def norm(x, residual, weight, eps, *, cast_first=False):
 def fused(monkeypatch):
     """Lets the row of FP8 rows run on the CPU in plain torch; yields what was rounded by whom."""
     made = []
-    for name, function in (("activation_rows", activate), ("rmsnorm_rows", norm)):
+    functions = {
+        "activation_rows": activate,
+        "rmsnorm_rows": norm,
+        "quantize_parts": lambda parts: quantize(torch.cat([*parts])),
+    }
+    for name, function in functions.items():
         monkeypatch.setattr(
             fp8_rows, name, lambda *a, f=function, n=name, **k: made.append(n) or f(*a, **k)
         )
@@ -94,8 +99,12 @@ def test_the_tower_rounds_once_where_it_can(variant, fused, monkeypatch):
     texts = [model.prefill(torch.arange(1, 8)), model.prefill(torch.arange(1, 4))]
     assert fused == [], "the text is read in bf16"
     found = model.velocities(state, 833, texts, LAYOUT)
-    layer = ["rmsnorm_rows", "product", "rmsnorm_rows", "activation_rows"]
-    assert fused == 2 * layer, "attention's output is rounded by its product"
+    layer = ["rmsnorm_rows", "quantize_parts", "rmsnorm_rows", "activation_rows"]
+    assert fused == 2 * layer
+    fused.clear()
+    model.velocities(state, 833, texts[:1], LAYOUT)
+    layer[1] = "product"
+    assert fused == 2 * layer, "attention of one branch is rounded by its product"
     fused.clear()
     monkeypatch.setattr("phyai.layers.linear.Linear.takes_fp8_rows", lambda *_: False)
     expected = model.velocities(state, 833, texts, LAYOUT)

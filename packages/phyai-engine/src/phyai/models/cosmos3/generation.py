@@ -6,7 +6,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import CachelessAttention, QKVParallelLinear, RMSNorm, RowParallelLinear
+from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.layers import CachelessAttention, Linear, QKVParallelLinear, RMSNorm, RowParallelLinear
 from phyai.models.cosmos3.blocks import (
     FeedForward,
     LayerNames,
@@ -74,10 +75,8 @@ class GenerationLayer(nn.Module):
             self.attention(part[None], keys[None, span], values[None, span])[0]
             for part, span in zip(query.split(group.tokens), group.spans, strict=True)
         ]
-        joined = attended[0] if len(attended) == 1 else torch.cat(attended)
-        normed, residual = normed_for(
-            self.mlp.up, self.post_attention_layernorm, residual, self.to_out(joined.flatten(1))
-        )
+        update = self.to_out(joined_for(self.to_out, attended))
+        normed, residual = normed_for(self.mlp.up, self.post_attention_layernorm, residual, update)
         return residual, self.mlp(normed)
 
 
@@ -104,3 +103,20 @@ class GenerationTower(nn.Module):
             x, update = layer(x, update, group)
         assert update is not None
         return self.norm.add(update, x)[0]
+
+
+def joined_for(linear: Linear, parts: Sequence[Tensor]) -> Tensor | Fp8Rows:
+    """Joins the rows of ``parts`` [T, heads, head_dim] as the product behind wants to read them.
+
+    Args:
+        linear: what reads the output [sum of T, heads * head_dim].
+        parts: attention of each branch.
+    """
+    if len(parts) == 1:
+        return parts[0].flatten(1)
+    first, rows = parts[0], sum(part.shape[0] for part in parts)
+    if linear.takes_fp8_rows(rows, first.dtype, first.device):
+        from phyai.triton.fp8_rows import quantize_parts
+
+        return Fp8Rows(*quantize_parts([part.flatten(1) for part in parts]), first.dtype)
+    return torch.cat([*parts]).flatten(1)
