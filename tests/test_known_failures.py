@@ -18,5 +18,5 @@ def test_the_entry_names_a_test_and_a_cause(entry):
 
 def test_a_failure_is_expected_only_through_the_ledger():
     marker = "mark." + "xfail"
-    tests = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/*.py")]
+    tests = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py")]
     assert not [path for path in tests if marker in path.read_text()]
