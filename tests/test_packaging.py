@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from collections.abc import Iterable
 from email.message import Message
 from email.parser import Parser
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,22 +69,79 @@ def find_uv() -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every wheel of the workspace, built without workspace sources."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [find_uv(), "build", "--all-packages", "--no-sources", "--wheel", "--out-dir", folder]
+EPOCH = "1700000000"
+FILES_OF_A_PACKAGE = ("src", "pyproject.toml", "README.md", "LICENSE")
+
+
+def build(tree: Path, *, modified: float) -> dict[str, Path]:
+    """Build every wheel and source archive from a copy of the checkout; return them by name.
+
+    Args:
+        tree: Where the copy and its ``dist`` go.
+        modified: Time stamp of all files of the copy.
+    """
+    tree.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in PACKAGES:
+        folder = tree / "packages" / name
+        folder.mkdir(parents=True)
+        for part in FILES_OF_A_PACKAGE:
+            source = ROOT / "packages" / name / part
+            copy = shutil.copy if source.is_file() else partial(shutil.copytree, ignore=ignored)
+            copy(source, folder / part)
+    for path in tree.rglob("*"):
+        os.utime(path, (modified, modified))
+    command = [find_uv(), "build", "--all-packages", "--no-sources", "--out-dir", tree / "dist"]
     built = subprocess.run(
         [*command, "--python", sys.executable],
-        cwd=ROOT,
+        cwd=tree,
+        env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH},
         capture_output=True,
         text=True,
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    found = {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+    return {path.name: path for path in (tree / "dist").iterdir() if path.suffix in {".whl", ".gz"}}
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every wheel and source archive of the workspace, built without workspace sources."""
+    return build(tmp_path_factory.mktemp("build") / "first", modified=1.6e9)
+
+
+def by_package(files: Iterable[Path], suffix: str) -> dict[str, Path]:
+    found = {
+        path.name.split("-")[0].replace("_", "-"): path for path in files if path.suffix == suffix
+    }
     assert found.keys() == PACKAGES.keys()
     return found
+
+
+@pytest.fixture(scope="module")
+def wheels(distributions: dict[str, Path]) -> dict[str, Path]:
+    return by_package(distributions.values(), ".whl")
+
+
+def test_builds_of_one_tree_are_the_same_bytes(distributions, tmp_path):
+    """Whenever its files were written, as in two checkouts of one commit."""
+    again = build(tmp_path / "second", modified=1.7e9)
+    assert len(again) == 2 * len(PACKAGES)
+    assert again.keys() == distributions.keys()
+    differing = [n for n in again if again[n].read_bytes() != distributions[n].read_bytes()]
+    assert differing == []
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_source_archive_holds_what_a_build_needs(distributions, name):
+    archive = by_package(distributions.values(), ".gz")[name]
+    top = archive.name.removesuffix(".tar.gz")
+    with tarfile.open(archive) as opened:
+        files = {m.name.removeprefix(f"{top}/") for m in opened.getmembers() if m.isfile()}
+    assert {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml"} <= files
+    assert sources_of(name) <= {file.removeprefix("src/") for file in files}
+    assert [file for file in files if file.startswith(("tests/", "benchmarks/"))] == []
 
 
 def metadata_of(wheel: Path) -> Message:
@@ -113,12 +173,17 @@ def test_a_wheel_holds_its_package_and_nothing_else(wheels, name):
     assert [file for file in files if file.endswith((".pyc", ".so", ".log"))] == []
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_a_wheel_holds_every_module_of_its_source(wheels, name):
+def sources_of(name: str) -> set[str]:
+    """Return all files of a package: modules, the typing marker, pages of the server."""
     source = ROOT / "packages" / name / "src"
-    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    files = {path for path in source.rglob("*") if path.is_file()}
+    return {p.relative_to(source).as_posix() for p in files if p.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_holds_every_file_of_its_source(wheels, name):
     with zipfile.ZipFile(wheels[name]) as archive:
-        assert modules <= set(archive.namelist())
+        assert sources_of(name) <= set(archive.namelist())
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -140,6 +205,20 @@ def test_requirements_point_one_way(wheels):
     assert "phyai-quant" in requirements_of(wheels["phyai-engine"])
 
 
+def test_the_extras_of_piper_kernels_bring_their_packages(wheels):
+    wheel = wheels["piper-kernels"]
+    assert metadata_of(wheel).get_all("Provides-Extra") == ["convrot", "triton"]
+    # PyTorch for Linux brings Triton along.
+    triton = requirements_of(wheel, extra="triton")
+    assert triton == {"torch", "triton-windows"}
+    assert requirements_of(wheel, extra="convrot") | triton == {
+        "safetensors",
+        "torch",
+        "torchao",
+        "triton-windows",
+    }
+
+
 def unpack(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -159,21 +238,62 @@ def test_piper_kernels_alone_rounds_without_torchao_and_triton(wheels, tmp_path)
     assert result.returncode == 0, result.stderr
 
 
-def test_phyai_quant_imports_without_the_engine(wheels, tmp_path):
-    folder = unpack(wheels["piper-kernels"], tmp_path / "wheels")
-    unpack(wheels["phyai-quant"], folder)
-    check = (
-        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['phyai'] = None;"
-        "import phyai_quant; assert phyai_quant.__file__.startswith(sys.argv[1])"
-    )
+# By package: what it brings along, what is imported, what nobody installed.
+WITHOUT_EXTRAS = {
+    "phyai-quant": (
+        ["piper-kernels"],
+        "import phyai_quant, phyai_quant.importers, phyai_quant.offline",
+        ["matplotlib", "phyai", "rich", "ruamel", "typer"],
+    ),
+    "phyai-engine": (
+        ["piper-kernels", "phyai-quant"],
+        "import phyai, phyai.engine, phyai.cli",
+        ["av", "matplotlib", "msgpack", "prometheus_client", "ray", "tensorstore", "websockets"],
+    ),
+}
+IMPORT = """
+import sys
+
+folder, statement, *absent = sys.argv[1:]
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, folder)
+exec(statement)
+package = sys.modules[statement.split()[1].rstrip(",")]
+assert package.__file__.startswith(folder), package.__file__
+assert not {name.partition(".")[0] for name in sys.modules} & set(absent)
+"""
+
+
+@pytest.mark.parametrize("name", WITHOUT_EXTRAS)
+def test_a_wheel_imports_without_its_extras(wheels, tmp_path, name):
+    below, statement, absent = WITHOUT_EXTRAS[name]
+    for package in [*below, name]:
+        unpack(wheels[package], tmp_path)
     result = subprocess.run(
-        [sys.executable, "-P", "-c", check, str(folder)],
+        [sys.executable, "-P", "-c", IMPORT, str(tmp_path), statement, *absent],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", WITHOUT_EXTRAS)
+def test_every_extra_is_left_out_of_that_import(wheels, name):
+    plain = requirements_of(wheels[name])
+    extras = metadata_of(wheels[name]).get_all("Provides-Extra", [])
+    brought = set().union(*(requirements_of(wheels[name], extra=e) for e in extras)) - plain
+    imported = {package.replace("-", "_").removesuffix("_yaml") for package in brought}
+    assert imported <= set(WITHOUT_EXTRAS[name][2])
 
 
 @pytest.mark.slow
