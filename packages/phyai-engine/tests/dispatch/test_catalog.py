@@ -62,7 +62,7 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 15
+    assert len(OP_MODULES) == 16
     assert set(catalog.ops()) == {
         "activation",
         "adarmsnorm",
@@ -75,6 +75,7 @@ def test_operations_and_references(catalog):
         "channel_l2_norm",
         "decoder_layers",
         "embedding",
+        "gated_product",
         "gemm",
         "layernorm",
         "layernorm_add",

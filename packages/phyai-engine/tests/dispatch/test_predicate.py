@@ -143,6 +143,8 @@ def test_rendering_is_canonical_and_parenthesised():
     nested = all_of(any_of(eq("shape.M", 1), eq("shape.M", 2)), eq("op", "gemm"))
     assert nested.render() == "(shape.M == 1 or shape.M == 2) and op == 'gemm'"
     assert ALWAYS.render() == "always"
+    mixed = one_of("attrs.toy", "b", "", None, 2, 0, kind=FactKind.ANY)
+    assert mixed.render() == "attrs.toy in {none, 0, 2, '', 'b'}"
 
 
 def test_facts_used():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
-from phyai.dispatch.facts import OP_SCOPED_PREFIXES, Facts, default_kind, query_values
+from phyai.dispatch.facts import OP_SCOPED_PREFIXES, FactKind, Facts, default_kind, query_values
 from phyai.dispatch.names import listing, suggest_name
 from phyai.dispatch.opspec import Impl, OpSpec
 from phyai.dispatch.types import KernelQuery
@@ -22,6 +22,7 @@ OP_MODULES = (
     "conv",
     "decoder_layers",
     "embedding",
+    "gated_product",
     "gemm",
     "modulation",
     "norm",
@@ -51,8 +52,8 @@ class OpEntry:
     def __init__(self, spec: OpSpec) -> None:
         self.spec = spec
         self.impls: tuple[Impl, ...] = ()
-        self.kinds = spec.paths()
-        self.optional = spec.optional_paths()
+        self.kinds: dict[str, FactKind] = spec.paths()
+        self.optional: frozenset[str] = spec.optional_paths()
 
     @cached_property
     def paths(self) -> frozenset[str]:
@@ -88,7 +89,7 @@ class Catalog:
         self._ops: dict[str, OpEntry] = {}
         self._impls: dict[str, Impl] = {}
         self._version: str | None = None
-        self.revision = 0
+        self.revision: int = 0
 
     def register_op(self, spec: OpSpec) -> None:
         """Adds an operation.

@@ -103,7 +103,9 @@ class OneOf(Leaf):
 
     def render(self) -> str:
         """Returns ``path in {...}``, sorted."""
-        ordered = sorted(self.values, key=lambda value: (str(type(value)), value or 0))
+        ordered = sorted(
+            self.values, key=lambda value: (str(type(value)), 0 if value is None else value)
+        )
         return f"{self.path} in {{{', '.join(_show(value) for value in ordered)}}}"
 
 

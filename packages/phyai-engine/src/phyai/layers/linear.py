@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from phyai.dispatch.selection import Selection
 from phyai.kernels.fp8_rows import Fp8Rows
 from phyai_quant import QuantConfigError, QuantScheme, get_active_plan, materialize
 from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
+
+if TYPE_CHECKING:
+    from phyai.layers.mlp import Activation
 
 
 @dataclass(frozen=True)
@@ -81,17 +86,18 @@ class Linear(nn.Module):
         super().__init__()
         self.prefix = prefix
         self._filled: dict[tuple[str, int], str] = {}
+        self.legs: tuple[Leg, ...]
         if isinstance(out_features, int):
             self.legs = (Leg(prefix.rpartition(".")[2], out_features),)
         else:
             self.legs = tuple(out_features)
         parent = prefix.rpartition(".")[0]
-        self.renamed = bool(stored)
-        self.stored = tuple(stored) or tuple(
+        self.renamed: bool = bool(stored)
+        self.stored: tuple[str, ...] = tuple(stored) or tuple(
             f"{parent}.{leg.name}" if parent else leg.name for leg in self.legs
         )
         self.in_features = in_features
-        self.out_features = sum(leg.width for leg in self.legs)
+        self.out_features: int = sum(leg.width for leg in self.legs)
         if spec is None:
             plan = get_active_plan()
             if scheme is None and plan is not None and prefix:
@@ -112,9 +118,9 @@ class Linear(nn.Module):
             device=torch.device(device),
             slices=tuple(slices),
         )
-        self.slices = request.slices
+        self.slices: tuple[LegSlice, ...] = request.slices
         spec.allocate(self, request)
-        self.bias = (
+        self.bias: nn.Parameter | None = (
             nn.Parameter(
                 torch.empty(self.out_features, dtype=params_dtype, device=device),
                 requires_grad=False,
@@ -128,6 +134,20 @@ class Linear(nn.Module):
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
         return self._multiply(x, self.bias)
 
+    def activated(self, x: Tensor, activation: "Activation") -> Tensor:
+        """Returns ``activation(self(x))``; a kernel may do both at once where it is gated.
+
+        Args:
+            x: [..., K].
+            activation: takes the output; a gated one takes it as ``[activated | multiplied]``.
+        """
+        if not activation.gated or self.bias is not None:
+            return activation(self(x))
+        rows = x.numel() // self.in_features
+        facts = self._facts(rows, x.dtype, x.device)
+        selection = self._gated_site.select(**facts, attrs={"activation": activation.name})
+        return selection.execute(self, activation, x)
+
     def takes_fp8_rows(self, rows: int, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether the product of ``rows`` rows reads `Fp8Rows` instead of values of ``dtype``."""
         if self.spec.physical_signature.format != "fp8_e4m3":
@@ -139,16 +159,24 @@ class Linear(nn.Module):
         return selection.execute(self, x, bias)
 
     def _select(self, rows: int, dtype: torch.dtype, device: torch.device) -> Selection:
-        return self._site.select(
-            device=device,
-            dtype={
+        return self._site.select(**self._facts(rows, dtype, device))
+
+    def _facts(self, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        return {
+            "device": device,
+            "dtype": {
                 "input": dtype,
                 "output": dtype,
                 "weight": self.spec.weight_dtype or self.params_dtype,
             },
-            quant=self.spec.physical_signature,
-            dims={"M": rows},
-        )
+            "quant": self.spec.physical_signature,
+            "dims": {"M": rows},
+        }
+
+    @cached_property
+    def _gated_site(self) -> CallSite:
+        dims = {"K": self.in_features, "hidden": self.out_features // 2}
+        return CallSite("gated_product", role=self._site.role, dims=dims)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""

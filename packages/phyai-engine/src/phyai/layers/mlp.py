@@ -13,8 +13,9 @@ class Activation(nn.Module):
 
     def __init__(self, name: str, *, gated: bool, width: int) -> None:
         super().__init__()
-        self.width = 2 * width if gated else width
-        self.name, self.gated = name, gated
+        self.width: int = 2 * width if gated else width
+        self.name = name
+        self.gated = gated
         self._site = CallSite(
             "activation",
             role="mlp.activation",
@@ -53,7 +54,7 @@ class GatedMLP(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(
+        self.gate_up_proj: Linear = Linear(
             width,
             (Leg("gate_proj", hidden, 0), Leg("up_proj", hidden, 1)),
             prefix=f"{prefix}.gate_up_proj",
@@ -61,8 +62,8 @@ class GatedMLP(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.activation = Activation("gelu_tanh", gated=True, width=hidden)
-        self.down_proj = Linear(
+        self.activation: Activation = Activation("gelu_tanh", gated=True, width=hidden)
+        self.down_proj: Linear = Linear(
             hidden,
             width,
             prefix=f"{prefix}.down_proj",
@@ -73,7 +74,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., width] to [..., width]."""
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj.activated(x, self.activation))
 
 
 class PlainMLP(nn.Module):
@@ -90,7 +91,7 @@ class PlainMLP(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.fc1 = Linear(
+        self.fc1: Linear = Linear(
             width,
             hidden,
             bias=True,
@@ -99,8 +100,8 @@ class PlainMLP(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.activation = Activation("gelu_tanh", gated=False, width=hidden)
-        self.fc2 = Linear(
+        self.activation: Activation = Activation("gelu_tanh", gated=False, width=hidden)
+        self.fc2: Linear = Linear(
             hidden,
             width,
             bias=True,

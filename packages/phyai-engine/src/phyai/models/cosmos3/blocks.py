@@ -177,7 +177,7 @@ class FeedForward(nn.Module):
         super().__init__()
         width = config.intermediate_size
         parts = ("gate_proj", "up_proj") if config.gated else ("up_proj",)
-        self.up = MergedColumnParallelLinear(
+        self.up: MergedColumnParallelLinear = MergedColumnParallelLinear(
             config.hidden_size,
             [Leg(name, width, index if config.gated else None) for index, name in enumerate(parts)],
             tp=place.tp,
@@ -185,10 +185,10 @@ class FeedForward(nn.Module):
             stored=[f"{names.stored_mlp}.{name}" for name in parts],
             **options(names, place),
         )
-        self.activation = Activation(
+        self.activation: Activation = Activation(
             config.hidden_act, gated=config.gated, width=self.up.out_features // len(parts)
         )
-        self.down_proj = RowParallelLinear(
+        self.down_proj: RowParallelLinear = RowParallelLinear(
             width,
             config.hidden_size,
             tp=place.tp,
@@ -199,7 +199,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        hidden = self.up(x)
-        if self.down_proj.takes_fp8_rows(hidden.shape[0], hidden.dtype, hidden.device):
-            return self.down_proj(self.activation.fp8_rows(hidden))
-        return self.down_proj(self.activation(hidden))
+        if self.down_proj.takes_fp8_rows(x.shape[0], x.dtype, x.device):
+            return self.down_proj(self.activation.fp8_rows(self.up(x)))
+        if isinstance(x, Fp8Rows):
+            return self.down_proj(self.activation(self.up(x)))
+        return self.down_proj(self.up.activated(x, self.activation))
