@@ -56,6 +56,7 @@ def test_a_policys_stages_floor_and_actions():
     )
     assert found["longest"] == []
     assert found["floor_ms"]["prefill"] == 0, "texts are cached"
+    assert np.array_equal(measure(None)["actions"], found["actions"])
     narrow = measure(FP8)
     assert narrow["floor_ms"]["denoise"] != found["floor_ms"]["denoise"]
     compared = bench.cosines(narrow["actions"], found["actions"])
@@ -67,6 +68,7 @@ def test_requests_of_a_seed_are_equal_and_texts_have_the_asked_length():
     one, other = bench.droid_request(3), bench.droid_request(3)
     assert np.array_equal(one.wrist, other.wrist)
     assert not np.array_equal(one.wrist, bench.droid_request(4).wrist)
+    assert one.seed is None
     tokens = bench.CountedTokens(50)
     assert [len(tokens.encode(text)) for text in ("a", "")] == [82, 10]
     assert tokens.encode("a") == tokens.encode("a") != tokens.encode("b")
