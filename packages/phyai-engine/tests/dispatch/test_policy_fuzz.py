@@ -1,5 +1,6 @@
 """1,000 mutated policies: each loads or ends in a PolicyError that names file and line."""
 
+import copy
 import io
 import random
 import re
@@ -78,6 +79,11 @@ def nodes(tree, found=None):
     return found
 
 
+def any_value(rng):
+    """Returns one of the values, a copy: later mutations may change it in place."""
+    return copy.deepcopy(rng.choice(VALUES))
+
+
 def mutate_tree(tree, rng):
     """Deletes, duplicates, retypes, renames or inserts one key or item in place."""
     places = nodes(tree)
@@ -89,11 +95,11 @@ def mutate_tree(tree, rng):
     if action == "delete":
         del place[key]
     elif action == "retype":
-        place[key] = rng.choice([rng.choice(VALUES), [place[key]], {"x": place[key]}])
+        place[key] = rng.choice([any_value(rng), [place[key]], {"x": place[key]}])
     elif isinstance(place, list):
-        place.insert(key, place[key] if action == "duplicate" else rng.choice(VALUES))
+        place.insert(key, place[key] if action == "duplicate" else any_value(rng))
     elif action == "insert":
-        place[rng.choice(WORDS)] = rng.choice(VALUES)
+        place[rng.choice(WORDS)] = any_value(rng)
     else:
         value = place[key] if action == "duplicate" else place.pop(key)
         typo = key[:-1] if rng.random() < 0.5 else key.upper()
