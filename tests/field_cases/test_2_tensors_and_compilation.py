@@ -168,7 +168,8 @@ def storages(values):
 def test_case_37_no_operator_returns_one_storage_twice(samples):
     """No operator returns the same storage twice, or one of its arguments.
 
-    Handled in piper_kernels.weights, piper_kernels.linear, piper_kernels.conv3d, piper_kernels.fusions.
+    Handled in piper_kernels.weights, piper_kernels.linear, piper_kernels.conv3d,
+    piper_kernels.fusions.
     """
     assert len(samples) > 30
     for sample in samples:
@@ -184,7 +185,8 @@ def test_case_37_no_operator_returns_one_storage_twice(samples):
 def test_case_38_no_fake_implementation_returns_its_argument(samples):
     """Fake implementations return fresh tensors, never an argument or a part of it.
 
-    Handled in piper_kernels.weights, piper_kernels.linear, piper_kernels.conv3d, piper_kernels.fusions.
+    Handled in piper_kernels.weights, piper_kernels.linear, piper_kernels.conv3d,
+    piper_kernels.fusions.
     """
     with FakeTensorMode() as mode:
         for sample in samples:
