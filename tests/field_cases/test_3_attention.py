@@ -133,7 +133,7 @@ def test_case_55_head_dimension_512_falls_back_in_the_engine(device, monkeypatch
 
 
 @on_devices
-def test_case_56_170_000_keys_are_as_accurate_as_few(device):
+def test_case_56_many_keys_are_as_accurate_as_few(device):
     """The error over 170,000 keys is that over a thousand.
 
     Handled in piper_kernels.attention.
