@@ -1,4 +1,8 @@
-"""A fused gate/up projection and its gated activation as one operation."""
+"""A fused gate/up projection and its gated activation as one operation.
+
+The fused row has not been measured, so the layers are the default. A policy chooses it with
+``{match: {op: gated_product}, prefer: triton.gated_product}``.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
