@@ -146,13 +146,18 @@ def test_compiles_with_inductor():
 
 
 @pytest.mark.device_memory(gib=24)
-def test_offsets_past_32_bits(large_device_memory):
-    """1024 channels of more than 2**21 voxels: codes, input and output pass 2**31 elements."""
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size"),
+    [(1024, 1024, (3, 1024, 700)), (64, 128, (17, 1024, 1024))],
+    ids=["elements of a tensor", "elements between the outputs of a tile"],
+)
+def test_offsets_past_32_bits(channels, outputs, size, large_device_memory):
+    """Codes, input and output, or the outputs of one tile, are over 2**31 elements apart."""
     uses_kernels()
-    weight = make_weight(1024, 1024)
-    x = torch.zeros((1, 1024, 3, 1024, 700), dtype=torch.float16, device="cuda")
-    assert x.numel() > 1 << 31
-    corner = whole_numbers((1, 1024, 3, 5, 6)).cuda()
+    weight = make_weight(outputs, channels)
+    x = torch.zeros((1, channels, *size), dtype=torch.float16, device="cuda")
+    assert outputs * size[0] * size[1] * size[2] > 1 << 31
+    corner = whole_numbers((1, channels, size[0], 5, 6)).cuda()
     x[..., -5:, -6:] = corner
     actual = conv3d(x, weight, padding="reflect")[..., -4:, -5:]
     expected = conv3d(corner, weight, padding="reflect")[..., -4:, -5:]

@@ -20,6 +20,9 @@ from piper_kernels.conv3d.convrot.int8._operands import Filter, Normalization
 from piper_kernels.conv3d.convrot.int8._plan import VoxelTile, plan_statistics
 from piper_kernels.conv3d.convrot.int8._tiles import ConvolutionPlan
 
+WIDE = 1 << 31
+"""Elements from which offsets into an output have 64 bits."""
+
 _FINISH_WARPS = 1
 
 
@@ -134,7 +137,7 @@ def convolve(
             geometry.stored_width, bias.stride(0), *geometry.stride, CHANNELS=geometry.channels,
             OUTPUTS=plan.outputs, VOXELS=plan.voxels, DEPTH=plan.depth,
             HAS_BIAS=weight.bias is not None, HAS_RESIDUAL=residual is not None,
-            WIDE=out.numel() >= 1 << 31, num_warps=plan.num_warps, num_stages=plan.num_stages,
+            WIDE=out.numel() >= WIDE, num_warps=plan.num_warps, num_stages=plan.num_stages,
             enable_fp_fusion=False,
         )  # fmt: skip
     return out

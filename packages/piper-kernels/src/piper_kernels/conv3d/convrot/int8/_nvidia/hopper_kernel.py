@@ -133,15 +133,15 @@ def store_tile(
     voxel = gl.arange(0, VOXELS, layout=gl.SliceLayout(0, STORE))
     row = first_row + voxel // BOX_WIDTH
     column = first_column + voxel % BOX_WIDTH
+    # Sizes of one are constants, which have no conversions.
     pixels = out_height * out_width
-    plane = pixels.to(gl.int64) * out_frames
-    start = (frame // out_frames * outputs + first_output).to(gl.int64) * plane
+    start = (frame // out_frames * outputs + first_output).to(gl.int64) * out_frames * pixels
     start += (frame % out_frames).to(gl.int64) * pixels
     local = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, STORE))
     if WIDE:
-        place = gl.expand_dims(local.to(gl.int64) * plane, 1)
+        place = gl.expand_dims(local.to(gl.int64) * out_frames * pixels, 1)
     else:
-        place = gl.expand_dims(local * (pixels * out_frames), 1)
+        place = gl.expand_dims(local * out_frames * pixels, 1)
     place += gl.expand_dims(row * out_width + column, 0)
     mask = gl.expand_dims(local < outputs - first_output, 1)
     mask &= gl.expand_dims((row < out_height) & (column < out_width), 0)
