@@ -94,8 +94,7 @@ def test_the_block_is_recognized(example, graph_capture, monkeypatch, attention)
         expected = block(*operands)
     example.quantize_block(block, 64)
     options = example.compile_options(config)
-    if attention == "sparse":
-        example.mark_lengths(*operands)
+    example.mark_lengths(*operands)
     actual, capture = graph_capture.run(block, *operands, options=options)
     assert "convrot_int8_linear" not in capture.targets
     assert "sparse_piper_attention" not in capture.targets
