@@ -26,6 +26,7 @@ INTERPRETED = DEVICE == "cpu"
 PRODUCT = Product.AFFINE if INTERPRETED else Product.NVIDIA
 # Codes are rounded half up here and half to even there.
 MEAN_ERROR, MAX_ERROR = 1e-4, 5e-3
+WINDOW = 128  # first query of the window that is compared with the whole
 
 
 def random(*shape, dtype=torch.float32, factor=1.0, seed=0):
@@ -79,6 +80,31 @@ def check_dense(lengths, head_dim, plan, *, is_causal=False, heads=2, kv_heads=1
         plan=plan,
     )
     compare(f"dense {lengths} {plan} {factor}", actual, expected, value.abs().max().item())
+    if lengths[0] > WINDOW:
+        check_dense_window(operands, actual, plan, sizes)
+
+
+def check_dense_window(operands, whole, plan, sizes):
+    """The last queries, written between the heads of others, are those of the whole."""
+    kv, rows = operands.key_value, whole.shape[2] - WINDOW
+    per_row = plan.granularity.query.groups > 1
+    first = WINDOW if per_row else WINDOW // 32
+    room = torch.full((1, rows, whole.shape[1], whole.shape[3]), float("nan"), device=DEVICE)
+    attend(
+        operands.query_codes[:1, :, WINDOW:].contiguous(),
+        operands.query_scale[:1, :, first:].contiguous(),
+        kv.key_codes,
+        kv.key_scale,
+        kv.value_codes,
+        kv.value_multiplier,
+        kv.value_mean,
+        **sizes | {"query_length": rows},
+        dtype=torch.float32,
+        plan=plan,
+        origin=WINDOW,
+        out=room.transpose(1, 2),
+    )
+    assert torch.equal(room.transpose(1, 2), whole[:1, :, WINDOW:])
 
 
 def check_fp8(lengths, head_dim, plan, *, is_causal=False):
@@ -154,6 +180,32 @@ def check_sparse(rows, head_dim, plan, *, lengths=None, query_blocks=None, windo
     compare(f"sparse {rows} {head_dim} {query_blocks}", actual, expected, value.abs().max().item())
 
 
+def check_sparse_window(plan):
+    """The queries of the last blocks by themselves, in given room, are those of the whole."""
+    query, key, value = (random(1, 150, h, 64, seed=h) for h in (4, 2, 2))
+    request = RoutingRequest.of([500_000, 250_000, 900_000, 1], 2, 0, 2)
+    q, k, v = (to_blocks(x, valid_rows(150, None, DEVICE)) for x in (query, key, value))
+    operands = _preparation.prepare(q, k, v, valid_rows(150, None, DEVICE), 150, 0.125)
+    summaries = reference.summarize(q, k, valid_rows(150, None, DEVICE), request.mode)
+    routes = reference.routes_of(request, summaries, q)
+    layout = request.layout
+    table = torch.tensor([*layout.keep, *layout.offsets], dtype=torch.int32, device=DEVICE)
+    known = {"rows": 150, "block_lengths": None, "dtype": torch.float32, "plan": plan}
+    coarse, gate = random(1, 4, 3, 64, seed=7), random(1, 150, 4, 64, seed=8)
+    gated = {"coarse_output": coarse, "coarse_gate": gate}
+    whole = attend_sparse(operands, request, routes, table, **known, **gated)
+    some = replace(
+        operands,
+        query=operands.query[:, :, 64:].contiguous(),
+        query_scale=operands.query_scale[:, :, 2:].contiguous(),
+    )
+    gated = {"coarse_output": coarse[:, :, 1:].contiguous(), "coarse_gate": gate[:, 64:]}
+    room = torch.full((1, 86, 4, 64), float("nan"), device=DEVICE)
+    later, kept = replace(request, sparse_query_blocks=1), routes[:, 1:].contiguous()
+    attend_sparse(some, later, kept, table, **known, **gated, query_rows=86, out=room)
+    assert torch.equal(room, whole[:, 64:])
+
+
 def check_backends(plan):
     """From floating operands, with the kernels that prepare and route, against the references."""
     piper_backend._plan = lambda *_: plan
@@ -206,6 +258,7 @@ def main():
     check_sparse(64 * 4 + 5, 64, base)
     check_sparse(64 * 5 + 1, 128, base, query_blocks=2, window=(1, 3))
     check_sparse(64 * 4, 64, base, lengths=[64, 3, 17, 64], query_blocks=0)
+    check_sparse_window(base)
     check_backends(base)
     check_backends(rows)
     print("kernel checks passed")

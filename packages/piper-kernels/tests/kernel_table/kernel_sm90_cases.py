@@ -43,6 +43,7 @@ def _dense(head_dim):
             "STAGES": launch.STAGES[head_dim],
             "COPY_REGISTERS": launch.COPY_REGISTERS,
             "ATTEND_REGISTERS": launch.ATTEND_REGISTERS,
+            "WINDOW": False,
         }
         types = _TYPES | {
             "q_desc": _descriptor("i8", [launch.TILE, head_dim]),

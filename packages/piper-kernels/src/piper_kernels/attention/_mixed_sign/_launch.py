@@ -26,8 +26,10 @@ def stage_hook(plan: AttentionPlan) -> AbstractContextManager[None]:
     return nullcontext() if plan.product is Product.AFFINE else mixed_sign_dots()
 
 
-def dense_constants(plan: AttentionPlan, head_dim: int, groups: int, is_causal: bool) -> dict:
-    """Return the compile-time arguments of the dense loop."""
+def dense_constants(
+    plan: AttentionPlan, head_dim: int, groups: int, is_causal: bool, *, window: bool = False
+) -> dict:
+    """Return the compile-time arguments of the dense loop; a window writes to given room."""
     return {
         "HEAD_DIM": head_dim,
         "GROUPS": groups,
@@ -39,6 +41,7 @@ def dense_constants(plan: AttentionPlan, head_dim: int, groups: int, is_causal: 
         "BOUND": plan.derive_value_log_bound,
         "PACKED": plan.use_packed_probability_conversion,
         "PRODUCT": plan.product.value,
+        "WINDOW": window,
     }
 
 
@@ -68,6 +71,7 @@ def attend(
     """
     batch, heads, stored_queries, head_dim = query_codes.shape
     kv_heads, stored_keys = key_codes.shape[1:3]
+    window = out is not None
     if out is None:
         out = torch.empty(
             (batch, heads, query_length, head_dim), dtype=dtype, device=query_codes.device
@@ -80,7 +84,7 @@ def attend(
                 query_codes, query_scale, key_codes, key_scale, value_codes, value_multiplier,
                 mean, out, query_length, key_length, stored_queries // BLOCK,
                 stored_keys // BLOCK, heads, origin, *out.stride()[1:3],
-                **dense_constants(plan, head_dim, heads // kv_heads, is_causal),
+                **dense_constants(plan, head_dim, heads // kv_heads, is_causal, window=window),
                 num_warps=plan.num_warps, num_stages=plan.num_stages,
             )  # fmt: skip
     return out
@@ -189,8 +193,8 @@ def attend_sparse(
                 o.query, o.query_scale, o.key, o.key_scale, o.value, o.value_multiplier,
                 o.value_mean, _or(block_lengths, o.query_scale), _or(routes, o.query_scale),
                 _or(table, o.query_scale), _or(coarse_output, o.query_scale),
-                _or(gate, o.query_scale), out, rows, o.key.shape[2] // BLOCK, query_block_offset, count,
-                request.routed_blocks(blocks), request.sparse_key_blocks,
+                _or(gate, o.query_scale), out, rows, o.key.shape[2] // BLOCK, query_block_offset,
+                count, request.routed_blocks(blocks), request.sparse_key_blocks,
                 request.layout.routes_per_query, heads, blocks, query_rows,
                 *((0, 0, 0) if gate is None else gate.stride()[:3]),
                 **sparse_constants(plan, head_dim, heads // o.key.shape[1]),

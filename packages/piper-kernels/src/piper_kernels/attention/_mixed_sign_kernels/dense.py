@@ -123,6 +123,7 @@ def dense_kernel(
     BOUND: tl.constexpr,
     PACKED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Attend from ``BLOCK_M`` queries of one head to all visible keys.
 
@@ -155,6 +156,8 @@ def dense_kernel(
         BOUND: Whether logarithms of value scales are bounded by bits.
         PACKED: Whether codes are converted four at a time.
         PRODUCT: How codes are multiplied; see ``products``.
+        WINDOW: Whether ``origin`` and the strides of ``out`` are read; otherwise the queries are
+            all there are and ``out`` is contiguous.
     """
     tiles = tl.cdiv(query_length, BLOCK_M)
     lead = (tl.program_id(0) // tiles).to(tl.int64)
@@ -185,9 +188,13 @@ def dense_kernel(
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     offset = tl.zeros((BLOCK_M,), tl.float32)
 
-    position = row + origin
-    stop = tl.minimum(start + origin + BLOCK_M, key_length) if CAUSAL else key_length
-    unmasked = (start + origin if CAUSAL else key_length) // 64 * 64
+    position = row
+    first_position = start
+    if WINDOW and CAUSAL:
+        position += origin
+        first_position += origin
+    stop = tl.minimum(first_position + BLOCK_M, key_length) if CAUSAL else key_length
+    unmasked = (first_position if CAUSAL else key_length) // 64 * 64
     for first in range(0, unmasked, 64):
         low, high, denominator, maximum, offset = add_tile(
             low, high, denominator, maximum, offset, query, scale, position, key_codes, key_scale,
@@ -201,10 +208,10 @@ def dense_kernel(
             True, CAUSAL, SPLIT, BOUND, PACKED, PRODUCT,
         )  # fmt: skip
 
-    out += lead * head_stride
+    # Known distances keep registers free where rows lie side by side.
+    out += lead * (head_stride if WINDOW else query_length * HEAD_DIM)
+    distance = row_stride if WINDOW else HEAD_DIM
     mean = value_mean + kv_lead * HEAD_DIM
-    store_features(out, low, denominator, mean, row, query_length, row_stride, 0, not CAUSAL)
+    store_features(out, low, denominator, mean, row, query_length, distance, 0, not CAUSAL)
     if SPLIT:
-        store_features(
-            out, high, denominator, mean, row, query_length, row_stride, WIDTH, not CAUSAL
-        )
+        store_features(out, high, denominator, mean, row, query_length, distance, WIDTH, not CAUSAL)

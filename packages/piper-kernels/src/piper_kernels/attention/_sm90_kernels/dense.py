@@ -70,13 +70,14 @@ def copy_partition(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring, s_ring,
     q_ready, k_ready, v_ready, empty, query_tiles, keys, stored_queries, stored_keys,
     groups, origin, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the pairs of key tiles that the queries of this program see."""
     STAGES: gl.constexpr = k_ring.shape[0]
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
     head, tile = program_tile(query_tiles, CAUSAL)
     key_head = head // groups
-    pairs = pair_count(tile, origin, keys, CAUSAL)
+    pairs = pair_count(tile, origin if WINDOW else 0, keys, CAUSAL)
     row = head * stored_queries + tile * 2 * QUERY_ROWS
     mbarrier.expect(q_ready.index(0), 2 * QUERY_ROWS * HEAD_DIM)
     for group in gl.static_range(2):
@@ -362,6 +363,7 @@ def attend_partition(
     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries, keys, stored_queries,
     stored_keys, groups, origin, head_stride, row_stride, GROUP: gl.constexpr,
     CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Compute the attention of the 64 queries of warpgroup ``GROUP`` of this program."""
     HEAD_DIM: gl.constexpr = k_ring.shape[2]
@@ -376,7 +378,7 @@ def attend_partition(
     )
     head, tile = program_tile(query_tiles, CAUSAL)
     key_head = head // groups
-    pairs = pair_count(tile, origin, keys, CAUSAL)
+    pairs = pair_count(tile, origin if WINDOW else 0, keys, CAUSAL)
     tiles = stored_keys // TILE_KEYS
     k_scale += key_head.to(gl.int64) * tiles
     v_log_max += key_head.to(gl.int64) * tiles
@@ -385,7 +387,8 @@ def attend_partition(
     scale_row = head.to(gl.int64) * (stored_queries // 32)
     row_scales = gl.load(q_scale + scale_row + rows // 32, mask=rows < stored_queries, other=0.0)
     steepest = gl.max(row_scales, axis=0) * largest_scale(k_scale, tiles)
-    rows += origin
+    if WINDOW:
+        rows += origin
     mbarrier.wait(q_ready.index(0), 0)
     query = q_tiles.index(GROUP)
     if steepest > MAX_STEP:
@@ -411,8 +414,13 @@ def attend_partition(
             vector = gl.load(v_vector + key_head * HEAD_DIM + features)
             output += gl.expand_dims(vector, 0)
     row = first_row + gl.arange(0, QUERY_ROWS, layout=gl.SliceLayout(1, PRODUCT))
-    out += head.to(gl.int64) * head_stride
-    at = gl.expand_dims(row.to(gl.int64) * row_stride, 1) + gl.expand_dims(features, 0)
+    if WINDOW:
+        out += head.to(gl.int64) * head_stride
+        at = gl.expand_dims(row.to(gl.int64) * row_stride, 1) + gl.expand_dims(features, 0)
+    else:
+        # Known distances keep registers free where rows lie side by side.
+        out += head.to(gl.int64) * queries * HEAD_DIM
+        at = gl.expand_dims(row * HEAD_DIM, 1) + gl.expand_dims(features, 0)
     gl.store(out + at, output.to(out.dtype.element_ty), mask=gl.expand_dims(row < queries, 1))
 
 
@@ -422,6 +430,7 @@ def dense_attention_kernel(
     query_tiles, queries, keys, stored_queries, stored_keys, groups, origin, head_stride,
     row_stride, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
     STAGES: gl.constexpr, COPY_REGISTERS: gl.constexpr, ATTEND_REGISTERS: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Attend from 128 queries of one head to the keys of its key head.
 
@@ -454,6 +463,8 @@ def dense_attention_kernel(
         STAGES: Slots of the ring.
         COPY_REGISTERS: Registers of a thread of the copying warp.
         ATTEND_REGISTERS: Registers of a thread of a warpgroup.
+        WINDOW: Whether ``origin`` and the strides of ``out`` are read; otherwise the queries are
+            all there are and ``out`` is contiguous.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
     q_tiles = gl.allocate_shared_memory(gl.int8, [2, QUERY_ROWS, HEAD_DIM], q_desc.layout)
@@ -481,7 +492,7 @@ def dense_attention_kernel(
                     q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
                     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
                     keys, stored_queries, stored_keys, groups, origin, head_stride, row_stride, 0,
-                    CAUSAL, FP8, PER_KEY, HAS_MEAN,
+                    CAUSAL, FP8, PER_KEY, HAS_MEAN, WINDOW,
                 ),
             ),
             (
@@ -490,7 +501,7 @@ def dense_attention_kernel(
                     q_tiles, k_ring, v_ring, m_ring, s_ring, q_ready, k_ready, v_ready, empty,
                     q_scale, k_scale, v_log_max, v_vector, out, query_tiles, queries,
                     keys, stored_queries, stored_keys, groups, origin, head_stride, row_stride, 1,
-                    CAUSAL, FP8, PER_KEY, HAS_MEAN,
+                    CAUSAL, FP8, PER_KEY, HAS_MEAN, WINDOW,
                 ),
             ),
             (
@@ -498,7 +509,7 @@ def dense_attention_kernel(
                 (
                     q_desc, k_desc, v_desc, m_desc, s_desc, q_tiles, k_ring, v_ring, m_ring,
                     s_ring, q_ready, k_ready, v_ready, empty, query_tiles, keys,
-                    stored_queries, stored_keys, groups, origin, CAUSAL, FP8, PER_KEY,
+                    stored_queries, stored_keys, groups, origin, CAUSAL, FP8, PER_KEY, WINDOW,
                 ),
             ),
         ],

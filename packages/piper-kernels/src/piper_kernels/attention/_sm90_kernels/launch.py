@@ -101,6 +101,7 @@ def attend(
     o = operands
     batch, heads, stored_queries, head_dim = o.query_codes.shape
     kv_heads, stored_keys = o.key_codes.shape[1:3]
+    window = out is not None
     if out is None:
         out = o.query_scale.new_empty((batch, heads, queries, head_dim), dtype=dtype)
     if out.numel() == 0:
@@ -138,6 +139,7 @@ def attend(
             STAGES=STAGES[head_dim],
             COPY_REGISTERS=COPY_REGISTERS,
             ATTEND_REGISTERS=ATTEND_REGISTERS,
+            WINDOW=window,
             num_warps=WARPS,
         )
     return out
