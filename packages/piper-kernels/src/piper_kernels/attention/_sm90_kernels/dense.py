@@ -428,9 +428,9 @@ def attend_partition(
 def dense_attention_kernel(
     q_desc, k_desc, v_desc, m_desc, s_desc, q_scale, k_scale, v_log_max, v_vector, out,
     query_tiles, queries, keys, stored_queries, stored_keys, groups, origin, head_stride,
-    row_stride, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr, HAS_MEAN: gl.constexpr,
-    STAGES: gl.constexpr, COPY_REGISTERS: gl.constexpr, ATTEND_REGISTERS: gl.constexpr,
-    WINDOW: gl.constexpr,
+    row_stride, CAUSAL: gl.constexpr, FP8: gl.constexpr, PER_KEY: gl.constexpr,
+    HAS_MEAN: gl.constexpr, STAGES: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    ATTEND_REGISTERS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Attend from 128 queries of one head to the keys of its key head.
 
