@@ -37,6 +37,11 @@ def test_a_name_far_from_all_gets_no_hint():
         NAMES.index("zzz")
 
 
+def test_a_name_that_is_no_string_is_refused():
+    with pytest.raises(ProcessingError, match="camera name 3 is int, expected one of"):
+        NAMES.index(3)
+
+
 def test_assign_maps_positions():
     assert NAMES.assign({"left_wrist_0_rgb": "b", "cam_low": "c", "cam_high": "a"}) == {
         1: "b",

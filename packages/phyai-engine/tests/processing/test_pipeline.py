@@ -196,6 +196,18 @@ def test_states_that_are_refused(state, message, processor):
         processor.preprocess([observe(), observe(state)])
 
 
+def test_a_state_that_normalises_beyond_float32_is_refused(processor):
+    state = STATE * 1.0
+    state[3] = -1e39
+    with pytest.raises(ProcessingError, match=r"observation 1: state column 3 is -1e.39, "):
+        processor.preprocess([observe(), observe(state)])
+
+
+def test_tasks_that_are_no_text_are_refused(processor):
+    with pytest.raises(ProcessingError, match=r"observation 0: the task holds '\\udcff', which is"):
+        processor.preprocess([observe(task="pick \udcff up")])
+
+
 def test_integer_states_are_numbers(processor):
     whole = processor.preprocess([observe(np.arange(5))]).prompts
     assert whole == processor.preprocess([observe(np.arange(5.0))]).prompts

@@ -32,8 +32,13 @@ class CameraNames:
         """Returns the position of a camera, None for one that is ignored.
 
         Raises:
-            ProcessingError: The name is unknown; the message lists the allowed ones.
+            ProcessingError: The name is unknown or no string; the message lists the allowed ones.
         """
+        if not isinstance(name, str):
+            raise ProcessingError(
+                f"camera name {name!r} is {type(name).__name__}, expected one of the strings "
+                f"{', '.join((*self.cameras, *self.aliases))}"
+            )
         short = short_name(name)
         if short in self.cameras:
             return self.cameras.index(short)

@@ -84,7 +84,7 @@ class PolicyProcessor:
         states = self._states(observations)
         normalized = None
         if states is not None and spec.reads_state:
-            normalized = spec.state_norm.forward(states)
+            normalized = self._normalized(states)
         prompts = self._prompts([observation.task for observation in observations], normalized)
         tokens, token_mask = spec.tokenizer.encode_batch(prompts, spec.max_length)
         state = None
@@ -244,6 +244,19 @@ class PolicyProcessor:
             )
         return values.astype(np.float64)
 
+    def _normalized(self, states: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            normalized = self.spec.state_norm.forward(states)
+            bad = np.argwhere(~np.isfinite(normalized.astype(np.float32)))
+        if len(bad):
+            index, column = bad[0]
+            raise ProcessingError(
+                f"observation {index}: state column {column} is {states[index, column]:g}, which "
+                "is beyond float32 when it is normalised; send joint readings in the units of "
+                f"the statistics ({self.spec.state_norm.source})"
+            )
+        return normalized
+
     def _prompts(
         self, tasks: Sequence[str], normalized: np.ndarray | None
     ) -> list[tuple[str, ...]]:
@@ -252,6 +265,13 @@ class PolicyProcessor:
             if not isinstance(task, str):
                 raise ProcessingError(
                     f"observation {index}: the task is {type(task).__name__}, expected a string"
+                )
+            # As a command line makes them of bytes that are no text.
+            surrogate = next((c for c in task if "\ud800" <= c <= "\udfff"), None)
+            if surrogate is not None:
+                raise ProcessingError(
+                    f"observation {index}: the task holds {surrogate!r}, which is no character; "
+                    "send text that can be written as UTF-8"
                 )
         text_states = normalized if spec.prompt_form is PromptForm.TASK_STATE else None
         if text_states is not None and spec.preset.state_text_dims is StateTextDims.PADDED:
