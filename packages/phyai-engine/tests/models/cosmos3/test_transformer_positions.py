@@ -49,7 +49,7 @@ def test_action_positions_of_the_policy(start, rows):
     if start <= 0:
         # The row 4 f steps after the state stands beside latent frame f.
         frames = media_positions(DROID, 82, NANO)[:VIDEO_TOKENS].view(9, 340, 3)[:, 0, 0]
-        torch.testing.assert_close(found[-start :: 4, 0], frames, rtol=0, atol=2e-3)
+        torch.testing.assert_close(found[-start::4, 0], frames, rtol=0, atol=2e-3)
 
 
 def test_sound_has_a_rate_of_its_own():
