@@ -22,8 +22,6 @@ class Adder:
     """Sums over the ranks; its rank-dependent methods break the step."""
 
     def __init__(self, rank, start):
-        if start == "refuse":
-            raise ValueError(f"rank {rank} refuses")
         self.rank, self.start = rank, start
 
     def add(self, question, *, scale=1.0):
@@ -91,6 +89,14 @@ def test_a_rank_that_hangs_after_an_error_of_another_is_given_up(monkeypatch):
     assert all(process.killed for process in pool._processes)
 
 
-def test_an_error_while_starting_is_raised():
-    with pytest.raises(ValueError, match="rank 0 refuses"):
-        Workers(1, Adder, "refuse")
+def test_the_error_of_the_lowest_rank_is_raised_once_all_have_answered():
+    pool = Workers.__new__(Workers)
+    pipes = [multiprocessing.Pipe() for _ in range(3)]
+    pool._connections = [ours for ours, _ in pipes]
+    pool._processes = [Idle() for _ in pipes]
+    answers = (("value", 3), ("error", ValueError("of rank 1")), ("error", ValueError("of rank 2")))
+    for (_, theirs), answer in zip(pipes, answers, strict=True):
+        theirs.send(answer)
+    with pytest.raises(ValueError, match="of rank 1"):
+        pool._collect()
+    assert not any(process.killed for process in pool._processes)

@@ -135,7 +135,7 @@ def test_requests_are_computed_one_at_a_time(served):
 
 MISTAKES = [
     ({"observation/joint_position": np.zeros(6)}, "the state is of shape (7,)"),
-    ({"observation/joint_position": np.full(7, np.nan)}, "some not finite"),
+    ({"observation/joint_position": np.full(7, np.nan)}, "not finite"),
     ({"observation/image": picture(3, 540, 640)}, "the pictures are exterior_1"),
     ({"prompt": 3}, "'prompt' is int"),
     ({"__options__": {"noise": np.zeros((4, 8), np.float32)}}, "a seed, not noise"),
