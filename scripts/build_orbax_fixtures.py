@@ -17,11 +17,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 from safetensors import safe_open
 
-FIXTURES = Path(__file__).resolve().parent.parent / "packages/phyai-engine/tests/fixtures"
+TESTS = Path(__file__).resolve().parent.parent / "packages/phyai-engine/tests"
+FIXTURES, ARRAYS = TESTS / "fixtures", TESTS / "models/pi05/orbax"
 VISION = "paligemma_with_expert.paligemma.model.vision_tower.vision_model"
 LANGUAGE = "paligemma_with_expert.paligemma.model.language_model"
 EXPERT = "paligemma_with_expert.gemma_expert.model"
@@ -179,10 +181,10 @@ def parameters(source: Source, vision_heads: int) -> dict[str, Any]:
 
 
 def with_values(tree: Any) -> Any:
-    """Return the tree that Flax's NNX exports: each leaf under a key named value."""
+    """Return the tree that Flax's NNX exports, in bf16: each leaf under a key named value."""
     if isinstance(tree, dict):
         return {name: with_values(part) for name, part in tree.items()}
-    return {"value": tree}
+    return {"value": tree.astype(ml_dtypes.bfloat16)}
 
 
 def main() -> None:
@@ -193,7 +195,7 @@ def main() -> None:
         tree = parameters(Source(checkpoint), sidecar["vision_num_heads"])
         if family == "pi05":
             tree = with_values(tree)
-        target = FIXTURES / f"{family}_orbax" / "params"
+        target = ARRAYS / family / "params"
         shutil.rmtree(target.parent, ignore_errors=True)
         with ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(target, {"params": tree})
