@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = BlockConfig(256, 4, 512, keep=0.5, attention=arguments.attention)
+    config = BlockConfig(256, 4, 512, keep=1.0, attention=arguments.attention)
     block = make_block(config, device, torch.bfloat16)
     x = torch.randn(1, arguments.tokens, config.width, dtype=torch.bfloat16, device=device)
     tables = rope_tables(arguments.tokens, config.head_dim, device)

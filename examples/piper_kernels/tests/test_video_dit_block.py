@@ -36,7 +36,7 @@ def test_the_quantized_block_is_close(example, attention, tokens):
         expected = block(*operands)
         actual = example.quantize_block(block, 64)(*operands)
     assert actual.dtype == torch.bfloat16
-    assert 1e-4 < change_error(actual, expected, operands[0]) < 0.03
+    assert 1e-4 < change_error(actual, expected, operands[0]) < 0.04
 
 
 def test_dense_attention_is_that_of_torch(example):
@@ -102,7 +102,7 @@ def test_the_block_is_recognized(example, graph_capture, monkeypatch, attention)
     kind = "sparse_piper" if attention == "sparse" else "piper"
     assert any(t.startswith(f"convrot_int8_{kind}_projected_query") for t in capture.targets)
     assert any(t.startswith("convrot_int8_swiglu_ffn") for t in capture.targets)
-    assert change_error(actual, expected, operands[0]) < 0.03
+    assert change_error(actual, expected, operands[0]) < 0.04
 
 
 def test_the_script(example, monkeypatch, capsys):

@@ -23,6 +23,7 @@ def test_dry_run(tmp_path, capsys):
         assert row["peak_bytes"] is None
     assert rows["bf16"]["error"] == 0
     assert 1e-3 < rows["int8_dense"]["error"] < 0.04
+    assert 1e-3 < rows["int8_sparse"]["error"] < 0.04
     assert rows["int8_sparse"]["weight_bytes"] < rows["bf16"]["weight_bytes"]
     assert [target["met"] for target in result["targets"]] == [None, None]
     assert "| ConvRot INT8, sparse Piper attention" in capsys.readouterr().out
