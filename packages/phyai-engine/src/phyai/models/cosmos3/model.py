@@ -1,6 +1,5 @@
 """The Cosmos3 transformer: one pass over the text, then velocities of all media."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +21,7 @@ from phyai.models.cosmos3.media import (
 )
 from phyai.models.cosmos3.parallel import Parallel
 from phyai.models.cosmos3.positions import Rotations
+from phyai.models.cosmos3.recent import Recent
 from phyai.models.cosmos3.state import Conditions, Layout, Modalities
 from phyai.models.cosmos3.understanding import UnderstandingTower
 
@@ -80,7 +80,7 @@ class Cosmos3Transformer(nn.Module):
         )
         self.sound: SoundHeads | None = SoundHeads(config, place) if config.sound_gen else None
         self._rotations = Rotations(config, self.device)
-        self._masks: OrderedDict[Layout, Masks] = OrderedDict()
+        self._masks: Recent[Layout, Masks] = Recent(_LAYOUTS)
         self._times: dict[int, Tensor] = {}
         self._bound: BoundBranches | None = None
 
@@ -242,14 +242,11 @@ class Cosmos3Transformer(nn.Module):
 
     def masks(self, layout: Layout) -> Masks:
         """Returns which positions of ``layout`` are denoised; those used last are kept."""
-        if layout not in self._masks:
-            self._masks[layout] = Masks.build(
-                layout, self.config, dtype=self.params_dtype, device=self.device
-            )
-            if len(self._masks) > _LAYOUTS:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(layout)
-        return self._masks[layout]
+
+        def make() -> Masks:
+            return Masks.build(layout, self.config, dtype=self.params_dtype, device=self.device)
+
+        return self._masks.get(layout, make)
 
     def _time(self, timestep: int) -> Tensor:
         """Returns the time vector [1, hidden] in the model's dtype; constant, so it is kept."""

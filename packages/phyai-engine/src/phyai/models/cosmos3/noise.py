@@ -1,6 +1,5 @@
 """Starting points of the sampler: drawn noise with the clean frames and rows written over it."""
 
-from collections import OrderedDict
 from functools import lru_cache
 from typing import Literal
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phyai.models.cosmos3.recent import Recent
 from phyai.models.cosmos3.state import Layout, Modalities
 from phyai.processing.errors import ProcessingError
 
@@ -83,8 +83,7 @@ class NoiseSource:
         self._channels = channels
         self._widths = widths
         self._device = device
-        self._most = kept
-        self._kept: OrderedDict[tuple[NoiseKind, int, Layout], Modalities] = OrderedDict()
+        self._kept: Recent[tuple[NoiseKind, int, Layout], Modalities] = Recent(kept)
 
     def get(self, kind: NoiseKind, seed: int, layout: Layout) -> Modalities:
         """Returns noise on the device.
@@ -102,16 +101,13 @@ class NoiseSource:
             ProcessingError: as `draw_noise`.
         """
         _check_source(kind, seed)
-        key = (kind, seed, layout)
-        if key not in self._kept:
+
+        def draw() -> Modalities:
             drawn = draw_noise(kind, seed, self._channels, layout, self._widths)
-            if self._device.type == "cuda":
-                drawn = drawn.map(torch.Tensor.pin_memory)
-            self._kept[key] = drawn
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+            pinned = self._device.type == "cuda"
+            return drawn.map(torch.Tensor.pin_memory) if pinned else drawn
+
+        return self._kept.get((kind, seed, layout), draw)
 
     def checked(self, noise: Modalities, layout: Layout) -> Modalities:
         """Returns noise of a caller on the device, in fp32.

@@ -4,12 +4,11 @@ Positions have three axes: time, row and column. bf16 positions change velocitie
 everything here is fp32 and computed on the host once for each layout.
 """
 
-from collections import OrderedDict
-
 import torch
 from torch import Tensor
 
 from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.recent import Recent
 from phyai.models.cosmos3.state import Layout
 
 VIDEO_COMPRESSION = 4
@@ -102,7 +101,7 @@ class Rotations:
     def __init__(self, config: Cosmos3Config, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self._media: OrderedDict[tuple[Layout, int], Tensor] = OrderedDict()
+        self._media: Recent[tuple[Layout, int], Tensor] = Recent(_CACHED)
 
     def text(self, length: int) -> Tensor:
         """Returns fp32 [length, head_dim] of a text."""
@@ -110,11 +109,9 @@ class Rotations:
 
     def media(self, layout: Layout, length: int) -> Tensor:
         """Returns fp32 [tokens, head_dim] of all media tokens behind ``length`` text tokens."""
-        key = layout, length
-        if key not in self._media:
+
+        def make() -> Tensor:
             positions = media_positions(layout, length, self.config)
-            self._media[key] = rotation(positions, self.config).to(self.device)
-            if len(self._media) > _CACHED:
-                self._media.popitem(last=False)
-        self._media.move_to_end(key)
-        return self._media[key]
+            return rotation(positions, self.config).to(self.device)
+
+        return self._media.get((layout, length), make)
