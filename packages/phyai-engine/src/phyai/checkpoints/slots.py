@@ -18,12 +18,14 @@ class TensorSlot:
         load: copies the tensor into the module; raises when the shape does not fit.
         aliases: names of a tied tensor, such as an output head, read only if ``key`` is absent.
         optional: whether the model is complete without it.
+        shape: of the tensor in the checkpoint, where it can have one only.
     """
 
     key: str
     load: Callable[[Tensor], None]
     aliases: tuple[str, ...] = ()
     optional: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 @runtime_checkable
@@ -33,6 +35,39 @@ class HasSlots(Protocol):
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields one slot for each tensor the module expects."""
         ...
+
+
+def stored_slot(
+    key: str,
+    shape: tuple[int, ...],
+    fill: Callable[[Tensor], object],
+    *,
+    aliases: tuple[str, ...] = (),
+    optional: bool = False,
+) -> TensorSlot:
+    """Returns the slot of a tensor that is stored with one shape and never quantized.
+
+    Args:
+        key: canonical checkpoint name.
+        shape: in the checkpoint.
+        fill: converts the tensor and keeps it.
+        aliases: as in `TensorSlot`.
+        optional: as in `TensorSlot`.
+    """
+
+    def load(source: Tensor) -> None:
+        if not source.is_floating_point() or source.itemsize < 2:
+            raise CheckpointError(
+                f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
+                "use a checkpoint that stores it in fp32, fp16 or bf16"
+            )
+        if tuple(source.shape) != shape:
+            raise CheckpointError(
+                f"{key}: the checkpoint has shape {tuple(source.shape)}, the model needs {shape}"
+            )
+        fill(source)
+
+    return TensorSlot(key, load, aliases, optional, shape)
 
 
 def copy_slot(
@@ -54,21 +89,12 @@ def copy_slot(
         whole: shape in the checkpoint if the parameter is a part of it.
         first_row: first row of that part.
     """
-    expected = tuple(parameter.shape) if whole is None else whole
+    shape = tuple(parameter.shape) if whole is None else whole
 
-    def load(source: Tensor) -> None:
-        if not source.is_floating_point() or source.itemsize < 2:
-            raise CheckpointError(
-                f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
-                "use a checkpoint that stores it in fp32, fp16 or bf16"
-            )
-        if tuple(source.shape) != expected:
-            raise CheckpointError(
-                f"{key}: the checkpoint has shape {tuple(source.shape)}, the model needs {expected}"
-            )
+    def fill(source: Tensor) -> None:
         parameter.data.copy_(source[first_row : first_row + parameter.shape[0]])
 
-    return TensorSlot(key, load, aliases, optional)
+    return stored_slot(key, shape, fill, aliases=aliases, optional=optional)
 
 
 def unused_slot(key: str, shape: tuple[int, ...]) -> TensorSlot:
@@ -83,7 +109,7 @@ def unused_slot(key: str, shape: tuple[int, ...]) -> TensorSlot:
                 f"{key}: the checkpoint has shape {tuple(source.shape)}, the model has {shape}"
             )
 
-    return TensorSlot(key, load)
+    return TensorSlot(key, load, shape=shape)
 
 
 def collect_slots(model: nn.Module) -> dict[str, TensorSlot]:
@@ -102,3 +128,10 @@ def collect_slots(model: nn.Module) -> dict[str, TensorSlot]:
                     raise CheckpointError(f"two modules of the model claim the tensor {name}")
                 slots[name] = slot
     return slots
+
+
+def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shape in the checkpoint of every tensor that can have one only."""
+    return {
+        name: slot.shape for name, slot in collect_slots(model).items() if slot.shape is not None
+    }

@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from phyai.checkpoints import collect_slots
+from phyai.checkpoints.slots import collect_slots, stored_shapes
 from phyai.models.cosmos3.hashed import hashed, hashed_weight
 from phyai.models.cosmos3.sound import SoundConfig, SoundDecoder
-from phyai.models.cosmos3.stored import stored_shapes
 
 GOLDEN = load_file(Path(__file__).parent / "fixtures" / "sound.safetensors")
 SIZES = {

@@ -133,7 +133,7 @@ def test_what_cannot_be_computed_is_refused(changes, message):
 def test_bad_files_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         Cosmos3Config.from_json(tmp_path)
-    for text, message in (("{", "not valid JSON"), ("[]", "expected an object, found list")):
+    for text, message in (("{", "not valid JSON"), ("[]", "must hold an object, it holds a list")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             Cosmos3Config.from_json(tmp_path)

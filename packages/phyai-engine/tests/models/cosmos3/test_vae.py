@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from phyai.checkpoints.slots import stored_shapes
 from phyai.models.cosmos3.hashed import hashed
-from phyai.models.cosmos3.stored import stored_shapes
 from phyai.models.cosmos3.vae import TileConfig, WanVAE, WanVAEConfig, model
 from phyai.models.cosmos3.vae.config import LATENTS_MEAN, LATENTS_STD
 from phyai.models.cosmos3.vae.convs import CausalConv

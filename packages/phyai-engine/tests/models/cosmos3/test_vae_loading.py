@@ -82,7 +82,7 @@ def test_all_that_does_not_fit_is_named(folder):
     ("text", "message"),
     [
         (None, "config.json does not exist"),
-        ("{", "config.json is not JSON"),
+        ("{", "config.json is not valid JSON"),
         ("[]", "must hold an object, it holds a list"),
         ('{"z_dim": 0}', "config.json: the VAE config has z_dim = 0"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phyai.checkpoints import CheckpointError
+from phyai.checkpoints.json_file import read_json_object
 
 Variant = Literal["qwen", "edge"]
 
@@ -235,16 +235,7 @@ class Cosmos3Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise CheckpointError(f"{file} does not exist; the checkpoint folder needs it")
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected an object, found {type(value).__name__}")
-    return value
+    return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
 def _sections(raw: Mapping[str, Any], cls: type[Cosmos3Config]) -> tuple[int, int, int]:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phyai.checkpoints import CheckpointError
-from phyai.checkpoints.slots import TensorSlot, copy_slot
+from phyai.checkpoints.slots import TensorSlot, copy_slot, stored_slot
 from phyai.layers import Linear
 from phyai.models.cosmos3.blocks import Placement
 from phyai.models.cosmos3.config import Cosmos3Config
@@ -127,16 +126,13 @@ class DomainTable(nn.Module):
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields both tables; sources have the served rows only, in the order of ``domains``."""
-        yield TensorSlot(f"{self.name}.fc.weight", self._load_weight)
-        yield copy_slot(f"{self.name}.bias.weight", self.bias)
 
-    def _load_weight(self, source: Tensor) -> None:
-        if source.shape != (len(self.domains), self.weight[0].numel()):
-            raise CheckpointError(
-                f"{self.name}.fc.weight: the served rows have shape {tuple(source.shape)}, the "
-                f"model needs {(len(self.domains), self.weight[0].numel())}"
-            )
-        self.weight.data.copy_(source.view(self.weight.shape))
+        def fill(source: Tensor) -> None:
+            self.weight.data.copy_(source.view(self.weight.shape))
+
+        flat = (len(self.domains), self.weight.shape[1:].numel())
+        yield stored_slot(f"{self.name}.fc.weight", flat, fill)
+        yield copy_slot(f"{self.name}.bias.weight", self.bias)
 
 
 class ModalityEmbedding(nn.Module):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phyai.checkpoints import TensorSlot
+from phyai.checkpoints.slots import TensorSlot, stored_slot
 from phyai.models.cosmos3.sound.config import SoundConfig
-from phyai.models.cosmos3.stored import stored_slot
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7

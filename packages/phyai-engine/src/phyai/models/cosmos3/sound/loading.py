@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from phyai.checkpoints import CheckpointError, CheckpointReader, load_into
+from phyai.checkpoints.json_file import read_json_object
 from phyai.models.cosmos3.sound.decoder import SoundDecoder
-from phyai.models.cosmos3.stored import read_config
 
 
 def load_sound_decoder(
@@ -34,7 +34,9 @@ def load_sound_decoder(
 
     reader = CheckpointReader(directory, canonical, stem="diffusion_pytorch_model")
     try:
-        decoder = SoundDecoder.from_config(read_config(directory), dtype=dtype, device=device)
+        decoder = SoundDecoder.from_config(
+            read_json_object(directory / "config.json"), dtype=dtype, device=device
+        )
     except ValueError as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
     # A GPU casts faster than the host.

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phyai.checkpoints.slots import TensorSlot
-from phyai.models.cosmos3.stored import stored_slot
+from phyai.checkpoints.slots import TensorSlot, stored_slot
 from phyai.models.cosmos3.vae.stream import Stream
 
 TAPS = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from phyai.checkpoints import CheckpointError, CheckpointReader, load_into
-from phyai.models.cosmos3.stored import read_config
+from phyai.checkpoints.json_file import read_json_object
 from phyai.models.cosmos3.vae.convs import Layout
 from phyai.models.cosmos3.vae.model import PARTS, Part, WanVAE
 from phyai.models.cosmos3.vae.tiling import TileConfig
@@ -52,7 +52,7 @@ def load_vae(
     reader = CheckpointReader(directory, canonical, stem="diffusion_pytorch_model")
     try:
         vae = WanVAE.from_config(
-            read_config(directory),
+            read_json_object(directory / "config.json"),
             parts=parts,
             dtype=dtype,
             device=device,

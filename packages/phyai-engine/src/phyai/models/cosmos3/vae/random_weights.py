@@ -1,8 +1,7 @@
 """A VAE of random weights, made on the device without a checkpoint file."""
 
-from phyai.checkpoints import collect_slots
+from phyai.checkpoints.slots import collect_slots, stored_shapes
 from phyai.models.cosmos3.hashed import hashed_weight
-from phyai.models.cosmos3.stored import stored_shapes
 from phyai.models.cosmos3.vae.config import WanVAEConfig
 from phyai.models.cosmos3.vae.model import WanVAE
 

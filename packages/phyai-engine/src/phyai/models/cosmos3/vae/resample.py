@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phyai.checkpoints.slots import TensorSlot
-from phyai.models.cosmos3.stored import stored_slot
+from phyai.checkpoints.slots import TensorSlot, stored_slot
 from phyai.models.cosmos3.vae.config import Factors
 from phyai.models.cosmos3.vae.convs import TAPS, Build, TimeWeight, conv2d, conv_time
 from phyai.models.cosmos3.vae.spread import spread
