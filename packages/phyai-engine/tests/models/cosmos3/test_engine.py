@@ -218,6 +218,12 @@ def test_several_processes_answer_as_one_does(tiny_nano, policy):
         engine.close()
 
 
+def test_an_engine_alone_leaves_the_process_group_of_its_process_alone(tiny_nano, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    assert build(tiny_nano).infer(observe(), seed=0, num_steps=1).actions.shape == (4, 8)
+
+
 @pytest.mark.parametrize(
     ("plugin", "device", "reason"),
     [

@@ -16,7 +16,7 @@ from phyai.layers import Linear
 from phyai.models.cosmos3.droid import ActionSpace, PolicyContract
 from phyai.models.cosmos3.loading import load_transformer
 from phyai.models.cosmos3.observations import CAMERAS, COMPOSED, chunk_of, policy_request
-from phyai.models.cosmos3.parallel import join
+from phyai.models.cosmos3.parallel import Parallel, join
 from phyai.models.cosmos3.pipeline import Cosmos3Pipeline
 from phyai.models.cosmos3.prompts import PromptStyle
 from phyai.models.cosmos3.repository import SOUND, Repository
@@ -86,8 +86,10 @@ class Cosmos3Generator:
         folder = Path(args.checkpoint_dir)
         self.repository: Repository = Repository.read(folder)
         self.contract: PolicyContract = args.contract or self.repository.contract
-        parallel = ParallelConfig() if parallel is None else parallel
-        place = join(tp_size=parallel.tp, cfg_size=parallel.cfg)
+        # Alone, a model has no part in a process group that its process may be in.
+        place = Parallel()
+        if parallel is not None and parallel.ranks > 1:
+            place = join(tp_size=parallel.tp, cfg_size=parallel.cfg)
         with use_quant_plan(resolve_quant_plan(folder / "transformer")):
             transformer = load_transformer(
                 folder, device=device, params_dtype=params_dtype, parallel=place
