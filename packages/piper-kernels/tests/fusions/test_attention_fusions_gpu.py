@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_reason()), reason=_reaso
 ops = torch.ops.piper_kernels
 GIVEN = ops.convrot_int8_sparse_piper_attention_output
 PROJECTED = ops.convrot_int8_sparse_piper_projected_query_attention_output
-TOLERANCE = 0.025
+TOLERANCE, SUM_TOLERANCE = 0.025, 0.01
 
 
 def arguments(parts, *, given, coarse, **changes):
@@ -131,7 +131,10 @@ def test_targets_fuse_and_agree_with_the_operators_apart(projected_attention, fm
     if model.lengths is None or fmt == "convrot_int8":
         with torch.no_grad():
             chained = whole.linear("out", actual)
-        assert torch.equal(graph()[:, rows], chained[:, rows])
+        if fmt == "convrot_int8":
+            assert torch.equal(graph()[:, rows], chained[:, rows])
+        else:  # sums in FP32, in an order that may depend on the schedule
+            assert projected_attention.relative_error(graph(), chained) < SUM_TOLERANCE
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "convrot_nvfp4"])
@@ -146,7 +149,8 @@ def test_chunks_of_nvfp4_outputs(projected_attention, fmt, static):
     position = names.index("query_chunk_rows")
     call.args = (*call.args[:position], 1024, *call.args[position + 1 :])
     graph.module.recompile()
-    assert torch.equal(graph(), whole)
+    # A maximum of rotated values may differ by a rounding, and codes with it by a step.
+    assert projected_attention.relative_error(graph(), whole) < SUM_TOLERANCE
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
