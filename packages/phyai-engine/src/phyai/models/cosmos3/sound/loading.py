@@ -32,11 +32,10 @@ def load_sound_decoder(
     def canonical(name: str) -> str | None:
         return None if name.startswith("encoder.") else name
 
+    values = read_json_object(directory / "config.json")
     reader = CheckpointReader(directory, canonical, stem="diffusion_pytorch_model")
     try:
-        decoder = SoundDecoder.from_config(
-            read_json_object(directory / "config.json"), dtype=dtype, device=device
-        )
+        decoder = SoundDecoder.from_config(values, dtype=dtype, device=device)
     except ValueError as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
     # A GPU casts faster than the host.

@@ -49,10 +49,11 @@ def load_vae(
         owner = _OWNER.get(name.partition(".")[0])
         return None if owner is not None and owner not in parts else name
 
+    values = read_json_object(directory / "config.json")
     reader = CheckpointReader(directory, canonical, stem="diffusion_pytorch_model")
     try:
         vae = WanVAE.from_config(
-            read_json_object(directory / "config.json"),
+            values,
             parts=parts,
             dtype=dtype,
             device=device,
