@@ -64,6 +64,28 @@ def test_start_writes_what_is_clean_and_clears_unused_channels():
         assert torch.equal(getattr(noise, name), getattr(before, name)), "noise was written to"
 
 
+@pytest.mark.gpu
+def test_the_host_never_waits_for_the_start():
+    noise = native_noise(0, 4, LAYOUT, WIDTHS)
+    frames, rows = torch.full((4, 2, 5, 2), 7.0), torch.arange(18.0).view(3, 6)
+    there, given = noise.map(torch.Tensor.cuda), frames.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        state = start(there, LAYOUT, frames=given, rows=rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = start(noise, LAYOUT, frames=frames, rows=rows)
+    for found, wanted in zip(state.parts, expected.parts, strict=True):
+        assert torch.equal(found.cpu(), wanted)
+
+
+def test_start_refuses_values_that_are_not_one_for_each_clean_place():
+    noise = native_noise(0, 4, LAYOUT, WIDTHS)
+    for count in (1, 3):
+        with pytest.raises(RuntimeError, match="split"):
+            start(noise, LAYOUT, frames=torch.zeros(4, count, 5, 2), rows=None)
+
+
 def test_runs_of_indices():
     assert runs(()) == ()
     assert runs((0, 1, 2)) == (slice(0, 3),)

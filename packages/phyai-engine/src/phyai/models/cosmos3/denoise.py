@@ -86,8 +86,7 @@ def guide(conditional: Modalities, unconditional: Modalities, sampling: Sampling
 
 
 def _norm(velocity: Modalities) -> Tensor:
-    parts = (velocity.video, velocity.action, velocity.sound)
-    norms = [torch.linalg.vector_norm(part.float()) for part in parts if part is not None]
+    norms = [torch.linalg.vector_norm(part.float()) for part in velocity.parts]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 

@@ -223,15 +223,10 @@ class Cosmos3Transformer(nn.Module):
 
     def _check(self, state: Modalities, layout: Layout) -> None:
         config = self.config
-        action = None if layout.action is None else (layout.action.rows, config.action_dim)
-        sound = (config.sound_dim, layout.sound_frames) if layout.sound_frames else None
-        video = (config.latent_channel, layout.frames, layout.height, layout.width)
-        for name, needed, has_head in (
-            ("video", video, True),
-            ("action", action, config.action_gen),
-            ("sound", sound, config.sound_gen),
-        ):
-            if needed is not None and not has_head:
+        heads = {"video": True, "action": config.action_gen, "sound": config.sound_gen}
+        shapes = layout.shapes(config.latent_channel, config.action_dim, config.sound_dim)
+        for name, needed in shapes.items():
+            if needed is not None and not heads[name]:
                 raise ValueError(f"the layout has {name}, for which this model has no head")
             found = getattr(state, name)
             if (None if found is None else tuple(found.shape)) != needed:

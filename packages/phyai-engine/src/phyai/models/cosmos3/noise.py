@@ -1,6 +1,7 @@
 """Starting points of the sampler: drawn noise with the clean frames and rows written over it."""
 
 from functools import lru_cache
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,6 @@ from phyai.models.cosmos3.recent import Recent
 from phyai.models.cosmos3.state import Layout, Modalities
 from phyai.processing.errors import ProcessingError
 
-Shape = tuple[int, ...] | None
 NoiseKind = Literal["native", "torch"]
 NOISE_KINDS: tuple[NoiseKind, ...] = ("native", "torch")
 
@@ -31,13 +31,10 @@ def native_noise(seed: int, channels: int, layout: Layout, widths: tuple[int, in
     Returns:
         fp32 standard normals.
     """
-    shapes = _shapes(channels, layout, widths)
-    sizes = [int(np.prod(shape)) for shape in shapes if shape is not None]
-    stream = np.random.RandomState(seed).standard_normal(max(sizes))
+    shapes = {k: v for k, v in layout.shapes(channels, *widths).items() if v is not None}
+    stream = np.random.RandomState(seed).standard_normal(max(map(prod, shapes.values())))
     values = torch.from_numpy(stream.astype(np.float32))
-    return _modalities(
-        [None if shape is None else values[: int(np.prod(shape))].view(shape) for shape in shapes]
-    )
+    return Modalities(**{k: values[: prod(shape)].view(shape) for k, shape in shapes.items()})
 
 
 def torch_noise(seed: int, channels: int, layout: Layout, widths: tuple[int, int]) -> Modalities:
@@ -46,12 +43,13 @@ def torch_noise(seed: int, channels: int, layout: Layout, widths: tuple[int, int
     Arguments and result are those of `native_noise`.
     """
     generator = torch.Generator().manual_seed(seed)
-    video, action, sound = _shapes(channels, layout, widths)
-    drawn = [
-        None if shape is None else torch.randn(shape, generator=generator)
-        for shape in (video, sound, action)
-    ]
-    return _modalities([drawn[0], drawn[2], drawn[1]])
+    shapes = layout.shapes(channels, *widths)
+    drawn: dict[str, Tensor] = {}
+    for name in ("video", "sound", "action"):
+        shape = shapes[name]
+        if shape is not None:
+            drawn[name] = torch.randn(shape, generator=generator)
+    return Modalities(**drawn)
 
 
 def draw_noise(
@@ -125,8 +123,7 @@ def check_noise(noise: Modalities, channels: int, layout: Layout, widths: tuple[
     Raises:
         ProcessingError: for a modality that is missing, superfluous or of another shape.
     """
-    shapes = _shapes(channels, layout, widths)
-    for name, shape in zip(("video", "action", "sound"), shapes, strict=True):
+    for name, shape in layout.shapes(channels, *widths).items():
         part = getattr(noise, name)
         found = None if part is None else tuple(part.shape)
         if found != shape:
@@ -136,7 +133,7 @@ def check_noise(noise: Modalities, channels: int, layout: Layout, widths: tuple[
 def start(
     noise: Modalities, layout: Layout, *, frames: Tensor | None, rows: Tensor | None
 ) -> Modalities:
-    """Returns the sampler's starting point.
+    """Returns the sampler's starting point; nothing waits for the device.
 
     Args:
         noise: fp32 of every modality of the layout.
@@ -146,14 +143,22 @@ def start(
     """
     video = noise.video.clone()
     if frames is not None:
-        video[:, list(layout.clean_frames)] = frames.to(video)
+        _write(video, 1, layout.clean_frames, frames)
     action = noise.action
     if action is not None and layout.action is not None:
         action = action.clone()
         action[:, layout.action.raw_dim :] = 0
         if rows is not None:
-            action[list(layout.action.clean_rows)] = rows.to(action)
+            _write(action, 0, layout.action.clean_rows, rows)
     return Modalities(video, action, noise.sound)
+
+
+def _write(target: Tensor, axis: int, indices: tuple[int, ...], source: Tensor) -> None:
+    """Copies ``source`` to ``indices`` of an axis; by slices, since the host waits for an index."""
+    slices = runs(indices)
+    sizes = [part.stop - part.start for part in slices]
+    for part, size, values in zip(slices, sizes, source.split(sizes, axis), strict=True):
+        target.narrow(axis, part.start, size).copy_(values, non_blocking=True)
 
 
 @lru_cache(maxsize=64)
@@ -174,19 +179,3 @@ def _check_source(kind: NoiseKind, seed: int) -> None:
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not (whole and 0 <= seed < 2**32):
         raise ProcessingError(f"seed is {seed!r}; allowed: integers from 0 to {2**32 - 1}")
-
-
-def _shapes(channels: int, layout: Layout, widths: tuple[int, int]) -> list[Shape]:
-    """Returns the shapes of video, action and sound."""
-    action_dim, sound_dim = widths
-    return [
-        (channels, layout.frames, layout.height, layout.width),
-        None if layout.action is None else (layout.action.rows, action_dim),
-        (sound_dim, layout.sound_frames) if layout.sound_frames else None,
-    ]
-
-
-def _modalities(values: list[Tensor | None]) -> Modalities:
-    video, action, sound = values
-    assert video is not None
-    return Modalities(video, action, sound)

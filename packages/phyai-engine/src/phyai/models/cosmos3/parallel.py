@@ -34,11 +34,10 @@ class Parallel:
 
     def exchange(self, mine: Modalities) -> list[Modalities]:
         """Returns the velocities of every branch, given this rank's."""
-        parts = [part for part in (mine.video, mine.action, mine.sound) if part is not None]
-        flat = torch.cat([part.flatten() for part in parts])
+        flat = torch.cat([part.flatten() for part in mine.parts])
         gathered = [torch.empty_like(flat) for _ in range(self.branches)]
         distributed.all_gather(gathered, flat, group=self.group)
-        sizes = [part.numel() for part in parts]
+        sizes = [part.numel() for part in mine.parts]
 
         def rebuild(row: torch.Tensor) -> Modalities:
             left = iter(row.split(sizes))

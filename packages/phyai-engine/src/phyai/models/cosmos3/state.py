@@ -22,6 +22,12 @@ class Modalities:
     action: Tensor | None = None
     sound: Tensor | None = None
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """Video, action and sound, as far as they are there."""
+        every = (self.video, self.action, self.sound)
+        return [part for part in every if part is not None]
+
     def map(self, function: Callable[..., Tensor], *others: Modalities) -> Modalities:
         """Applies ``function`` to each modality of this and of ``others`` that is there."""
 
@@ -114,6 +120,22 @@ class Layout:
         if self.action is None:
             return ()
         return tuple(i for i in range(self.action.rows) if i not in self.action.clean_rows)
+
+    def shapes(
+        self, channels: int, action_dim: int, sound_dim: int
+    ) -> dict[str, tuple[int, ...] | None]:
+        """Returns the shape of each of the `Modalities` by name, None for those that are absent.
+
+        Args:
+            channels: of the video latents.
+            action_dim: columns of an action row.
+            sound_dim: channels of a sound latent.
+        """
+        return {
+            "video": (channels, self.frames, self.height, self.width),
+            "action": None if self.action is None else (self.action.rows, action_dim),
+            "sound": (sound_dim, self.sound_frames) if self.sound_frames else None,
+        }
 
     def grid(self, patch: int) -> tuple[int, int, int]:
         """Returns frames, rows and columns of patches of side ``patch``; sides are padded up."""
