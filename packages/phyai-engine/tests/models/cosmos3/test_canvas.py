@@ -13,7 +13,7 @@ from phyai.models.cosmos3.canvas import (
     to_frames,
     to_uint8,
 )
-from phyai.models.cosmos3.domains import TIERS, aspect_name, find_canvas
+from phyai.models.cosmos3.domains import TIERS, find_canvas
 from phyai.processing.errors import ProcessingError
 
 
@@ -41,8 +41,6 @@ def test_nearest_canvas():
     assert find_canvas("480", 540, 640) == (544, 736)
     assert find_canvas("256", 100, 150) == (192, 320)
     assert find_canvas("256", 1, 1000) == (192, 320)
-    assert aspect_name((544, 736)) == "4,3"
-    assert aspect_name((5, 7)) is None
     with pytest.raises(ProcessingError, match="tier is '512'; allowed: 256, 480, 704, 720"):
         find_canvas("512", 1, 1)
 

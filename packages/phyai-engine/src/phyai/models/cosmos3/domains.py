@@ -135,9 +135,3 @@ def find_canvas(tier: str, height: int, width: int) -> tuple[int, int]:
         raise ProcessingError(f"tier is {tier!r}; allowed: {', '.join(TIERS)}")
     ratio = height / width
     return min(TIERS[tier].values(), key=lambda size: abs(size[0] / size[1] - ratio))
-
-
-def aspect_name(canvas: tuple[int, int]) -> str | None:
-    """Returns the name of a canvas' aspect ratio such as ``4,3``, None if no tier has it."""
-    names = (name for sizes in TIERS.values() for name, size in sizes.items() if size == canvas)
-    return next(names, None)
