@@ -86,12 +86,9 @@ class Linear(nn.Module):
         super().__init__()
         self.prefix = prefix
         self._filled: dict[tuple[str, int], str] = {}
-        self.legs: tuple[Leg, ...]
-        if isinstance(out_features, int):
-            self.legs = (Leg(prefix.rpartition(".")[2], out_features),)
-        else:
-            self.legs = tuple(out_features)
-        parent = prefix.rpartition(".")[0]
+        parent, _, name = prefix.rpartition(".")
+        alone = isinstance(out_features, int)
+        self.legs: tuple[Leg, ...] = (Leg(name, out_features),) if alone else tuple(out_features)
         self.renamed: bool = bool(stored)
         self.stored: tuple[str, ...] = tuple(stored) or tuple(
             f"{parent}.{leg.name}" if parent else leg.name for leg in self.legs
