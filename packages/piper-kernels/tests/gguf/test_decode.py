@@ -100,6 +100,14 @@ def test_strided_and_misaligned_rows(kind, packed_data):
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_one_block_at_an_odd_address(kind, packed_data):
+    packed = packed_data.finite_packed(kind, 1, GGUF_QUANT_SIZES[kind][0])
+    shifted = torch.zeros(packed.numel() + 1, dtype=torch.uint8)
+    shifted[1:] = packed[0]
+    assert same_bits(dequantize(shifted[1:], kind), dequantize(packed, kind)[0])
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_pieces_equal_the_whole(kind, packed_data, monkeypatch, nan_filled_allocations):
     packed = packed_data.finite_packed(kind, 3, 1280)
     whole = dequantize(packed, kind)

@@ -66,7 +66,9 @@ def _decode(blocks: Tensor, decoder: _Decoder, elements: int) -> Tensor:
 
 def _half(blocks: Tensor, start: int) -> Tensor:
     """Return the float16 at byte ``start`` of every block as FP32 ``[N, 1]``."""
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+    # A copy even of one block, whose two bytes are contiguous at whatever address.
+    halves = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
+    return halves.view(torch.float16).float()
 
 
 def _signed(values: Tensor) -> Tensor:

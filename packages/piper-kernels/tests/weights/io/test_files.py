@@ -1,5 +1,4 @@
 import json
-import random
 import sys
 from pathlib import Path
 
@@ -277,6 +276,7 @@ INT8 = {"format": "convrot_int8", "shape": [2, 16], "logical_dtype": "float32", 
         ({"format": "int2"}, "unknown weight format 'int2'"),
         ({"format": None}, "unknown weight format None"),
         ({"shape": [2, 32]}, "shape"),
+        ({"shape": 32}, "says shape 32"),
         ({"logical_dtype": "float64"}, "float64"),
         ({"group_size": 64}, "not divisible by group size"),
         ({"group_size": None}, "group_size must be int, got None"),
@@ -342,29 +342,6 @@ def test_loading_onto_a_device(weights, path, inner_tensors):
             inner_tensors(loaded[name])["qdata"].cpu().view(torch.uint8),
             inner_tensors(weight)["qdata"].view(torch.uint8),
         )
-
-
-@pytest.mark.parametrize("layout", ["piper", "comfy"])
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_mutated_files_load_or_are_refused(weights, path, layout):
-    from piper_kernels.weights.validate import validate_file
-
-    names = ("int8-static", "convrot-nvfp4", "row-fp8")
-    save_quantized({f"{name}.weight": weights[name] for name in names}, path, layout=layout)
-    whole = path.read_bytes()
-    end = 8 + int.from_bytes(whole[:8], "little")
-    rng = random.Random(7)
-    refused = 0
-    for _ in range(200):
-        mutated = bytearray(whole)
-        mutated[rng.randrange(end)] = rng.choice(b'0123456789"{}[],:aeE.-tfn\\\xff')
-        path.write_bytes(mutated)
-        validate_file(path)
-        try:
-            load_quantized(path)
-        except WeightFileError:
-            refused += 1
-    assert refused > 50
 
 
 def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):

@@ -105,6 +105,7 @@ def test_headers_that_are_no_object(path, raw):
         ({"dtype": "U8"}, "must have dtype"),
         (7, "must have dtype"),
         (entry("U7"), "unknown dtype 'U7'"),
+        (entry(["U8"]), "unknown dtype"),
         (entry(shape=(-4,)), "non-negative"),
         (entry(shape=(True, 4)), "non-negative"),
         (entry(offsets=(0, 4.0)), "non-negative"),

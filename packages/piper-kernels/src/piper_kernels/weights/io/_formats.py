@@ -142,7 +142,7 @@ def unpack(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         detail = f"missing {error}" if isinstance(error, KeyError) else str(error)
         raise WeightFileError(f"{name}: no valid {fmt} weight: {detail}") from error
-    if shape is not None and list(weight.shape) != list(shape):
+    if shape is not None and list(weight.shape) != shape:
         raise WeightFileError(
             f"{name}: the description says shape {shape}, the stored tensors have "
             f"{list(weight.shape)}"

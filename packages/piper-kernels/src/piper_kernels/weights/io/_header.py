@@ -128,7 +128,7 @@ def _entry(path: Path, name: str, entry: Any, offset: int) -> StoredTensor:
             f"{path}: tensor {name!r} must have dtype, shape and data_offsets, got {entry!r}"
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in _BITS:
+    if not isinstance(dtype, str) or dtype not in _BITS:
         raise WeightFileError(f"{path}: tensor {name!r} has the unknown dtype {dtype!r}")
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
         raise WeightFileError(
