@@ -10,6 +10,9 @@ import torch
 from PIL import Image
 
 from phyai.models.cosmos3.random_checkpoint import POLICY, write_random_checkpoint
+from phyai.processing.video import read_video
+
+av = pytest.importorskip("av", reason="PyAV is not installed: phyai-engine[video]")
 
 SMALL = ("--height", 48, "--width", 64, "--frames", 9, "--steps", 2)
 STATE = "0.1,-0.6,0,-2.5,0,1.9,0,0.25"
@@ -54,9 +57,6 @@ def run(phyai, nano, monkeypatch):
 
 def decoded(path, frames, height, width, fps):
     """The frames of a video file, after checking that they show something that moves."""
-    pytest.importorskip("av", reason="PyAV is not installed: phyai-engine[video]")
-    from phyai.processing.video import read_video
-
     clip = read_video(path)
     assert clip.frames.shape == (frames, height, width, 3)
     assert clip.fps == pytest.approx(fps)
@@ -72,8 +72,6 @@ def test_text_to_video_with_sound(run, tmp_path):
     assert "9 frames of 48x64 at 8 FPS" in result.out
     assert "2 steps, guidance 6, 4 forwards, seed 3" in result.out
     frames = decoded(out, 9, 48, 64, 8)
-    import av
-
     with av.open(str(out)) as container:
         (audio,) = container.streams.audio
         assert (audio.rate, audio.channels) == (48_000, 2)
