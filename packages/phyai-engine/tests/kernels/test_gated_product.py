@@ -160,3 +160,28 @@ def test_other_activations_and_biases_are_calls_of_their_own(gated, bias):
     with kernel_selector_scope(Selector(build_catalog(), device="cpu")):
         assert torch.equal(linear.activated(x, activation), activation(linear(x)))
     assert "_gated_site" not in vars(linear)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_both_rows_agree_on_a_gpu(monkeypatch):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    monkeypatch.undo()
+    mlp = GatedMLP(
+        320, 384, prefix="a.mlp", role="prefix", params_dtype=torch.bfloat16, device="cuda"
+    )
+    for linear in (mlp.gate_up_proj, mlp.down_proj):
+        linear.weight.normal_(std=linear.in_features**-0.5)
+    x, catalog, found = torch.randn(2, 173, 320, device="cuda").bfloat16(), build_catalog(), {}
+    # Rows that compile in a moment.
+    others = [
+        {"id": "activation", "match": {"op": "activation"}, "prefer": "triton.activation"},
+        {"id": "product", "match": {"op": "gemm"}, "prefer": "torch.gemm.bf16"},
+    ]
+    for name, rules in (("layers", others), ("triton", [*others, *PREFERENCE["rules"]])):
+        policy = policy_from_mapping({"rules": rules}, catalog=catalog)
+        with kernel_selector_scope(Selector(catalog, policy=policy, device="cuda")):
+            found[name] = mlp(x).float()
+            assert mlp.gate_up_proj._gated_site.trace().selected == f"{name}.gated_product"
+    assert (found["layers"] - found["triton"]).norm() < 1e-2 * found["layers"].norm()

@@ -7,7 +7,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import at_least, compare, divisible, eq, is_none, lib, one_of
+from phyai.dispatch.conditions import (
+    at_least,
+    compare,
+    divisible,
+    eq,
+    family_in,
+    is_none,
+    lib,
+    one_of,
+    same,
+)
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import Predicate, all_of, any_of
 from phyai.kernels import gemm_flashinfer, gemm_fp8, gemm_humming, gemm_piper
@@ -81,6 +91,13 @@ def _small(facts: Any, params: Any) -> Any:  # noqa: ARG001
     return lambda layer, x, bias: small_gemm(x, layer.weight, bias)
 
 
+def _hopper(facts: Any, params: Any) -> Any:  # noqa: ARG001
+    # Fails where Triton has no Gluon, and so leaves the choice to the next row.
+    from phyai.triton.hopper_gemm import hopper_gemm
+
+    return lambda layer, x, bias: hopper_gemm(x, layer.weight, bias)
+
+
 def _row(
     kernel_id: str, when: Predicate, prepare: Any, priority: int, *, reference: bool = False
 ) -> Impl:
@@ -141,6 +158,24 @@ def populate(catalog: Catalog) -> None:
             ),
             _small,
             Priority.OPTIMIZED,
+        ),
+        _row(
+            "triton.gemm.hopper",
+            all_of(
+                eq(_FORMAT, "bf16"),
+                NVIDIA,
+                family_in("sm9"),
+                lib("triton"),
+                eq("dtype.input", "bf16"),
+                eq("dtype.weight", "bf16"),
+                same("dtype.output", "dtype.input"),
+                compare("shape.M", ">=", 256),
+                divisible("shape.N", 16),
+                divisible("shape.K", 8),
+            ),
+            _hopper,
+            # Behind cuBLAS, whose row has the same priority and an earlier id: a policy prefers it.
+            lowest,
         ),
         _fp8_row("per_tensor"),
         _fp8_row("per_channel"),
