@@ -107,7 +107,8 @@ def test_explain_loads_and_answers_on_this_machine(phyai, nano, monkeypatch):
     assert stored["language_model.layers.0.mlp.down_proj"] == "bf16"
 
 
-def test_explain_answers_for_a_gpu_that_is_not_here(phyai, edge):
+def test_explain_answers_for_a_gpu_that_is_not_here(phyai, edge, monkeypatch):
+    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
     command = ("explain", "--checkpoint", edge, "--device", "nvidia:sm90", "--json")
     document = phyai(*command, "--policy", policy_file("humming_fp8_e4m3_a8")).json
     assert document["device"] == "sm90"
