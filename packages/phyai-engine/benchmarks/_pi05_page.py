@@ -13,6 +13,8 @@ CUDA graph timed by events: medians in milliseconds. The floor is the work of a 
 too. `request` is the median wall time from inputs on the host to actions on the host.
 
 {device}, {versions}, commit {commit}, {date}.
+
+![Stages of a chunk with their floors, and what others publish](images/performance/pi05-stages.svg)
 """
 
 
