@@ -1,9 +1,15 @@
-"""Whatever a config holds, the answer is a plan or a QuantConfigError."""
+"""Whatever a config holds, the answer is a plan or a QuantConfigError.
+
+``PHYAI_FUZZ_CASES`` is the number of cases of each test, ``PHYAI_FUZZ_SEED`` draws others, and
+``PHYAI_FUZZ_REPLAY`` holds the JSON of one case, as the repro line of a failure prints it.
+"""
 
 import contextlib
+import json
+import os
 import warnings
 
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from phyai_quant import QuantConfigError, QuantPlan
@@ -101,28 +107,56 @@ def rules(values):
     )
 
 
-def check(make):
-    with contextlib.suppress(QuantConfigError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plan = make()
-        assert plan is None or isinstance(plan, QuantPlan)
+def fuzz(quick):
+    """The settings of a test that runs ``quick`` cases unless the environment says otherwise."""
+    chosen = os.environ.get("PHYAI_FUZZ_SEED")
+    count = int(os.environ.get("PHYAI_FUZZ_CASES", quick))
+    configured = settings(
+        max_examples=1 if "PHYAI_FUZZ_REPLAY" in os.environ else count,
+        deadline=None,
+        database=None,
+        derandomize=chosen is None,
+    )
+    return configured if chosen is None else lambda test: seed(int(chosen))(configured(test))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+def check(name, make, case):
+    """Builds a plan of a case; a failure carries the line that repeats it."""
+    replay = os.environ.get("PHYAI_FUZZ_REPLAY")
+    if replay is not None:
+        wanted, case = json.loads(replay)
+        if wanted != name:
+            return
+    try:
+        with contextlib.suppress(QuantConfigError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plan = make(case)
+            assert plan is None or isinstance(plan, QuantPlan)
+    except Exception as error:
+        error.add_note(f"repro: PHYAI_FUZZ_REPLAY='{json.dumps([name, case])}' pytest {__file__}")
+        raise
+
+
+@fuzz(150)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(rules(VALUES), max_size=2)})))
 def test_policy_sections(section):
-    check(lambda: parse_quantization_section(section))
+    check("section", parse_quantization_section, section)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+def plan_of(case):
+    inline, standalone = case
+    sources = ConfigSources(
+        Section(inline, "config.json"),
+        None if standalone is None else Section(standalone, "hf_quant_config.json"),
+    )
+    return build_plan(sources)
+
+
+@fuzz(250)
 @given(
     st.sampled_from(["fp8", "compressed-tensors", "modelopt"]),
     st.dictionaries(KEYS, VALUES, max_size=5),
     st.one_of(st.none(), st.dictionaries(KEYS, VALUES, max_size=4)),
 )
 def test_checkpoint_configs(method, inline, standalone):
-    sources = ConfigSources(
-        Section({"quant_method": method, **inline}, "config.json"),
-        None if standalone is None else Section(standalone, "hf_quant_config.json"),
-    )
-    check(lambda: build_plan(sources))
+    check("config", plan_of, [{"quant_method": method, **inline}, standalone])

@@ -1,4 +1,7 @@
-"""The codec against the bytes of the protocol, its limits, and a seeded flood of hostile frames."""
+"""The codec against the bytes of the protocol, its limits, and a seeded flood of hostile frames.
+
+``PHYAI_FUZZ_FRAMES`` is the number of hostile frames, and ``PHYAI_FUZZ_SEED`` draws others.
+"""
 
 import math
 import os
@@ -17,6 +20,7 @@ from phyai.client.codec import decode
 from .hostile import hostile_frames
 
 FRAMES = int(os.environ.get("PHYAI_FUZZ_FRAMES", "10000"))
+SEED = int(os.environ.get("PHYAI_FUZZ_SEED", "7"))
 ARRAY = "81a16184c40b5f5f6e6461727261795f5fc3c40464617461c408000000000000803f"
 ARRAY += "c4056474797065a33c6634c40573686170659102"
 SCALAR = "81a17883c40d5f5f6e7067656e657269635f5fc3c40464617461cb3ff8000000000000"
@@ -174,11 +178,15 @@ def test_cycles_are_an_error():
 def test_hostile_frames_raise_only_our_error_and_take_no_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for frame in hostile_frames(seed=7, count=FRAMES):
+    for number, frame in enumerate(hostile_frames(SEED, FRAMES), 1):
         try:
             unpackb(frame)
         except CodecError:
             refused += 1
+        except Exception as error:
+            repro = f"PHYAI_FUZZ_SEED={SEED} PHYAI_FUZZ_FRAMES={number} pytest {__file__}"
+            error.add_note(f"repro: {repro}\nunpackb(bytes.fromhex({frame[:200].hex()!r}))")
+            raise
     assert refused > 0.5 * FRAMES
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 100 * 1024

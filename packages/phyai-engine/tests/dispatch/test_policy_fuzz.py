@@ -1,7 +1,12 @@
-"""1,000 mutated policies: each loads or ends in a PolicyError that names file and line."""
+"""1,000 mutated policies: each loads or ends in a PolicyError that names file and line.
+
+``PHYAI_FUZZ_CASES`` is the number of policies, a hundred for each seed, and ``PHYAI_FUZZ_SEED`` the
+first seed.
+"""
 
 import copy
 import io
+import os
 import random
 import re
 import runpy
@@ -15,6 +20,8 @@ from phyai.dispatch.policy_canonical import canonical_policy, to_yaml
 from phyai.dispatch.policy_schema import policy_schema
 from phyai.dispatch.policy_yaml import parse_document
 
+FIRST = int(os.environ.get("PHYAI_FUZZ_SEED", "0"))
+SEEDS = range(FIRST, FIRST + max(1, int(os.environ.get("PHYAI_FUZZ_CASES", "1000")) // 100))
 Checker = runpy.run_path(str(Path(__file__).with_name("json_schema.py")))["Checker"]
 EXAMPLES = Path(__file__).parents[4] / "examples"
 RICH = """\
@@ -171,7 +178,7 @@ def load(path, catalog):
         return str(error)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_mutated_policies_load_or_name_file_and_line(tmp_path, catalog, sources, checker, seed):
     rng = random.Random(seed)
     path = tmp_path / "fuzz.yaml"
@@ -179,8 +186,13 @@ def test_mutated_policies_load_or_name_file_and_line(tmp_path, catalog, sources,
     for number in range(100):
         text = mutant(sources, rng)
         path.write_bytes(text.encode())
-        outcome = load(path, catalog)
-        where = f"{outcome}\nseed {seed}, number {number}:\n{text}"
+        repro = f"repro: PHYAI_FUZZ_SEED={seed} PHYAI_FUZZ_CASES=100 pytest {__file__}"
+        try:
+            outcome = load(path, catalog)
+        except Exception as error:
+            error.add_note(f"{repro}\nnumber {number}:\n{text}")
+            raise
+        where = f"{outcome}\n{repro}\nnumber {number}:\n{text}"
         if isinstance(outcome, str):
             refused += 1
             found = re.match(re.escape(str(path)) + r":(\d+): ", outcome)

@@ -161,7 +161,9 @@ def mutate(tree, draw):
     elif action == "replace" or isinstance(place, list):
         place[key] = copy.deepcopy(draw.choice(VALUES))
     else:
-        place[draw.choice(["mean", "config", "steps", "x", "enabled"])] = draw.choice(VALUES)
+        place[draw.choice(["mean", "config", "steps", "x", "enabled"])] = copy.deepcopy(
+            draw.choice(VALUES)
+        )
 
 
 def test_configs(lerobot, build):
