@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("triton.experimental.gluon", reason="this Triton has no Gluon")
@@ -13,6 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernel_table"))
 
 from kernel_compiler import build, usage_of
 from kernel_sm90_cases import sm90_cases
+
+from piper_kernels.attention._preparation.dense import PiperKeyValue
+from piper_kernels.attention._sm90_kernels import launch
+from piper_kernels.attention.piper_attention._hopper import HopperBackend
 
 DENSE = {case.variant: case for case in sm90_cases() if case.kernel == "dense_attention_kernel"}
 ROUTED = {case.variant: case for case in sm90_cases() if case.kernel == "routed_attention_kernel"}
@@ -45,6 +50,46 @@ def test_dense_attention(variant):
     # Codes go from accumulators to operands within threads: the only shuffles are of row maxima.
     assert "stmatrix" not in text
     assert usage_of(compiled, "sm_90").spilled <= DENSE_STACK
+
+
+def test_windows_of_dense_attention():
+    case = DENSE["D128 causal"]
+    case = replace(case, constants=case.constants | {"WINDOW": True})
+    assert usage_of(build(case, "sm_90"), "sm_90").spilled <= DENSE_STACK
+
+
+def test_every_sequence_of_a_window_can_be_described(monkeypatch):
+    """Descriptors must be aligned, but the scales of the second sequence start anywhere."""
+    calls = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: calls.append((grid, arguments, constants))
+
+    monkeypatch.setattr(launch, "dense_attention_kernel", Kernel())
+    lead, tiles, width = (2, 1), 3, 64
+    codes = torch.zeros(*lead, 64 * tiles, width, dtype=torch.int8)
+    packed = PiperKeyValue(
+        key_codes=codes,
+        key_scale=torch.zeros(*lead, tiles),
+        value_codes=codes.mT.contiguous(),
+        value_multiplier=None,
+        value_log_max=torch.zeros(*lead, tiles),
+        value_sum=torch.zeros(*lead, 2, width, dtype=torch.int32),
+        value_mean=torch.zeros(*lead, width),
+    )
+    out = torch.zeros(2, 100, 1, width).transpose(1, 2)
+    query, scale = codes[:, :, :128].contiguous(), torch.zeros(*lead, 4)
+    HopperBackend().attend_window(query, scale, packed, 64 * tiles, False, 128, out)
+    for index, (grid, arguments, constants) in enumerate(calls):
+        descriptors, pointers = arguments[:5], arguments[5:]
+        assert grid == (1,)
+        assert all(d.base.data_ptr() % 16 == 0 for d in descriptors)
+        assert pointers[4].data_ptr() == out[index].data_ptr()
+        assert pointers[10:] == (1, 128, width, width)
+        assert constants["WINDOW"]
+        assert not constants["PER_KEY"]
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("variant", ROUTED)

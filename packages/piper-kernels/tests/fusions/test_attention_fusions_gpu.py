@@ -155,9 +155,10 @@ def test_chunks_of_nvfp4_outputs(projected_attention, fmt, static):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_windows_of_dense_attention(projected_attention, is_causal, head_dim):
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv_heads):
     model = projected_attention.Model(
-        dense=True, rows=1000, outputs=40, is_causal=is_causal, batch=2, heads=4, kv_heads=2,
+        dense=True, rows=950, outputs=40, is_causal=is_causal, batch=2, heads=4, kv_heads=kv_heads,
         head_dim=head_dim, features=128,
     ).to("cuda")  # fmt: skip
     options = convrot_int8_piper_compile_options(fuse_output=True)

@@ -109,9 +109,11 @@ def attend(
     tiles = -(-queries // QUERY_TILE)
     scales, vector = o.scales, o.value_vector
     per_key = scales is not None and scales.multiplier is not None
-    # Stand-ins of what there is not are not read.
-    multiplier = o.key_scale if scales is None or scales.multiplier is None else scales.multiplier
-    sums = o.key_scale.view(torch.int32) if scales is None else scales.sums
+    # Stand-ins of what there is not are not read; those of descriptors must be aligned, which
+    # the scales of a single sequence need not be.
+    multiplier = None if scales is None else scales.multiplier
+    multiplier = o.key_codes.view(torch.float32) if multiplier is None else multiplier
+    sums = o.key_codes.view(torch.int32) if scales is None else scales.sums
     with launch_guard(out.device):
         dense_attention_kernel[(batch * heads * tiles,)](
             descriptor(o.query_codes.view(-1, head_dim), TILE, head_dim),
