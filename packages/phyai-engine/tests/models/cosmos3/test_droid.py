@@ -7,114 +7,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from phyai.models.cosmos3.canvas import fit_canvas
 from phyai.models.cosmos3.config import Cosmos3Config
-from phyai.models.cosmos3.droid import ActionSpace, PolicyContract, Rounding, compose_views
+from phyai.models.cosmos3.droid import ActionSpace, PolicyContract
 from phyai.models.cosmos3.noise import native_noise, start
 from phyai.models.cosmos3.normalizers import ActionNormalizer
 from phyai.models.cosmos3.plan_actions import plan_policy
-from phyai.models.cosmos3.plans import Setup
 from phyai.models.cosmos3.poses import rotation_from_quaternion, rotation_to_six, split_framewise
 from phyai.models.cosmos3.positions import media_positions
-from phyai.models.cosmos3.prompts import PromptStyle
 from phyai.models.cosmos3.requests import PolicyRequest
 from phyai.models.cosmos3.sampler import Sampling
 from phyai.models.cosmos3.state import ActionLayout, Layout
 from phyai.processing.errors import ProcessingError
 
-JOINTS = np.array([0.1, -0.2, 0.3, -2.1, 0.5, 1.6, 0.7])
-QUATERNION = np.array([0.1, 0.7, -0.3, 0.64])
-
-
-def picture(height, width, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def views(**changes):
-    given = {
-        "prompt": "pick up the cup",
-        "wrist": picture(360, 640, 1),
-        "exteriors": [picture(360, 640, 2), picture(360, 640, 3)],
-        "joint_position": JOINTS,
-        "gripper_position": 0.25,
-    }
-    return PolicyRequest(**given | changes)
-
-
-def setup(contract=None, **changes):
-    given = {
-        "device": torch.device("cpu"),
-        "action_dim": 64,
-        "domains": tuple(range(32)),
-        "sound": None,
-        "contract": contract or PolicyContract.nano(),
-        "style": PromptStyle.NATIVE,
-        "system_prompt": False,
-    }
-    return Setup(**given | changes)
-
-
-class TestViews:
-    def test_wrist_on_top_and_halved_exteriors_below(self):
-        request = views()
-        composed = compose_views(request, Rounding.TRUNCATE)
-        assert composed.shape == (1, 3, 540, 640)
-        assert composed.dtype == torch.uint8
-        frame = composed[0].permute(1, 2, 0).numpy()
-        assert np.array_equal(frame[:360], request.wrist)
-        for index, view in enumerate(request.exteriors):
-            quads = view.reshape(180, 2, 320, 2, 3).astype(np.float64).mean((1, 3))
-            half = frame[360:, 320 * index : 320 * (index + 1)]
-            assert np.array_equal(half, np.trunc(quads).astype(np.uint8))
-
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("rounding", Rounding)
-    def test_device_makes_the_same_picture(self, rounding):
-        request = views()
-        there = compose_views(request, rounding, "cuda")
-        assert torch.equal(there.cpu(), compose_views(request, rounding))
-        pixels, _ = fit_canvas(there, "480")
-        expected, _ = fit_canvas(there.cpu(), "480")
-        torch.testing.assert_close(pixels.cpu(), expected, rtol=0, atol=2e-7)
-
-    def test_rounding_differs_from_truncation_by_one_at_most(self):
-        request = views()
-        down, near = (compose_views(request, rounding).int() for rounding in Rounding)
-        assert set((near - down).unique().tolist()) == {0, 1}
-
-    def test_composed_picture_is_taken_as_it_is(self):
-        request = views(wrist=None, exteriors=None, image=picture(540, 640))
-        composed = compose_views(request, Rounding.TRUNCATE)[0].permute(1, 2, 0)
-        assert np.array_equal(composed.numpy(), request.image)
-
-    def test_other_sizes_are_resized(self):
-        flat = np.full((720, 1280, 3), 201, np.uint8)
-        small = np.full((90, 160, 3), 7, np.uint8)
-        composed = compose_views(views(wrist=flat, exteriors=[small, small]), Rounding.TRUNCATE)
-        assert (composed[0, :, :360] == 201).all()
-        assert (composed[0, :, 360:] == 7).all()
-        whole = compose_views(
-            views(wrist=None, exteriors=None, image=flat[:33, :77]), Rounding.ROUND
-        )
-        assert whole.shape == (1, 3, 540, 640)
-        assert (whole == 201).all()
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"wrist": None, "exteriors": None}, "got neither"),
-            ({"image": picture(540, 640)}, "got both"),
-            ({"wrist": None}, "got 0 and 2"),
-            ({"exteriors": None}, "got 1 and 0"),
-            ({"exteriors": [picture(360, 640)]}, "got 1 and 1"),
-            ({"wrist": picture(360, 640)[..., 0]}, "'wrist'"),
-            ({"exteriors": [picture(9, 9), np.zeros((9, 9, 4), np.uint8)]}, r"exteriors\[1\]"),
-            ({"wrist": np.full((4, 4, 3), 255.0)}, "'wrist'"),
-        ],
-    )
-    def test_bad_views_are_named(self, changes, message):
-        with pytest.raises(ProcessingError, match=message):
-            compose_views(views(**changes), Rounding.TRUNCATE)
+from .droid_requests import JOINTS, QUATERNION, setup, views
 
 
 class TestPlan:
@@ -304,6 +209,8 @@ NUMBERS = st.one_of(
         array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8),
     ),
 )
+EDGES = np.zeros((540, 640, 3), np.uint8)
+EDGES[::4, ::4] = 255
 FRAMES = st.one_of(
     st.none(),
     arrays(
@@ -319,10 +226,15 @@ FRAMES = st.one_of(
     history=NUMBERS,
     eef_position=NUMBERS,
     eef_quaternion=NUMBERS,
-    image=FRAMES | st.just(np.zeros((3, 8, 8), np.uint8)),
+    image=FRAMES | st.just(np.zeros((3, 8, 8), np.uint8)) | st.just(EDGES),
     space=st.sampled_from(ActionSpace),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 def test_any_observation_is_planned_or_refused_by_name(image, space, **state):
     request = PolicyRequest(prompt="go", image=image, **state)
     contract = PolicyContract(space=space, chunk=4, tier="256")
@@ -336,7 +248,7 @@ def test_any_observation_is_planned_or_refused_by_name(image, space, **state):
         return
     assert plan.rows is None or plan.rows.isfinite().all()
     assert plan.pixels.isfinite().all()
-    assert plan.pixels.abs().max() <= 1
+    assert plan.pixels.abs().max() < 2, "bicubic scaling overshoots, but not by so much"
 
 
 def test_gripper_may_be_a_vector_of_one():

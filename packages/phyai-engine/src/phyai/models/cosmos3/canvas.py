@@ -63,7 +63,8 @@ def fit_canvas(frames: Tensor, tier: str) -> tuple[Tensor, tuple[int, int]]:
         tier: resolution tier.
 
     Returns:
-        fp32 [3, T, canvas height, canvas width] in [-1, 1], and (height, width) of the content.
+        fp32 [3, T, canvas height, canvas width], and (height, width) of the content. Values are in
+        [-1, 1], or a little outside at the edges of what was scaled down, as diffusers has them.
 
     Raises:
         ProcessingError: for an unknown tier.
