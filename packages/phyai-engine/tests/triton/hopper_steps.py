@@ -17,8 +17,7 @@ BLOCK_M, BLOCK_K, BLOCK_H = hopper_operands.BLOCK_M, hopper_operands.BLOCK_K, ga
 def on_host(kernel, **more):
     """Returns the code of a device function with PyTorch and Python instead of Gluon."""
     stand_ins = {"gl": SimpleNamespace(minimum=min, exp2=torch.exp2), **more}
-    module = vars(gated_kernels) if kernel is gated_kernels.activate else {}
-    return FunctionType(kernel.fn.__code__, {**module, **stand_ins})
+    return FunctionType(kernel.fn.__code__, {**kernel.fn.__globals__, **stand_ins})
 
 
 tile_position = on_host(hopper_tiles.tile_position)
