@@ -1,6 +1,7 @@
 """The graph runtime on the CPU, with graphs that call their function again, and on a GPU."""
 
 import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
     monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
     monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     return functions
 
 
@@ -158,6 +160,22 @@ def test_what_is_part_of_the_key(model, runtime):
     assert first not in runtime._loops, "the graph used longest ago is dropped"
 
 
+def test_a_dropped_graph_is_freed_at_once(model, recorded):
+    runtime = Cosmos3Runtime(model, kept=1)
+    runtime.records = True
+    gc.disable()
+    try:
+        first = weakref.ref(runtime.warm_up([text(model, 7), text(model, 3)], POLICY, SAMPLING))
+        pool = runtime._pool
+        assert first() is not None
+        runtime.warm_up([text(model, 8), text(model, 3)], POLICY, SAMPLING)
+        assert first() is None
+    finally:
+        gc.enable()
+    assert runtime._pool is not pool, "no graph is left that keeps the pool"
+    assert runtime.recorded() == 1
+
+
 def test_sound_and_warm_up(model, runtime, recorded):
     conditions = [text(model, 4), text(model, 2)]
     loop = runtime.warm_up(conditions, SOUND, SAMPLING)
@@ -204,7 +222,6 @@ def test_long_loops_are_not_recorded(model, runtime, recorded, monkeypatch):
 
 def test_ranks_and_a_switch_keep_the_loop_eager(model, monkeypatch):
     monkeypatch.setattr(model, "device", torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     assert Cosmos3Runtime(model).records
     assert not Cosmos3Runtime(model, graphs=False).records
     monkeypatch.setattr(model, "parallel", Parallel(branch=0, branches=2))

@@ -52,7 +52,7 @@ class Cosmos3Runtime:
         self.model = model
         self.kept = kept
         self.records: bool = graphs and alone and model.device.type == "cuda"
-        self._pool = torch.cuda.graph_pool_handle() if self.records else None
+        self._pool: Any = None
         self._loops: OrderedDict[LoopKey, RecordedLoop] = OrderedDict()
         self._started = False
         self._lock = threading.Lock()
@@ -122,6 +122,8 @@ class Cosmos3Runtime:
         tunes = get_kernel_selector().policy.profile is Profile.AUTOTUNE
         while len(self._loops) >= self.kept:
             self._loops.popitem(last=False)
+        if not self._loops:  # a pool that lost its last graph cannot be used again
+            self._pool = torch.cuda.graph_pool_handle()
         loop = RecordedLoop(
             self.model,
             state,
@@ -166,11 +168,12 @@ class RecordedLoop:
         self.bound: BoundBranches = model.room(conditions, layout)
         self._masks = model.masks(layout)  # the graph reads them; the model may drop them
         self.state: Modalities = state.map(torch.clone)
-        held, bound = tuple(conditions), _Bound(model, self.bound)
-        made: deque[Tensor] = deque(maxlen=2)
+        buffers, bound = self.state, _Bound(model, self.bound)
+        held, made = tuple(conditions), deque[Tensor](maxlen=2)
 
+        # A function that held the loop would keep its memory until the garbage is collected.
         def run() -> Tensor:
-            found = denoise(bound, self.state, held, layout, sampling)
+            found = denoise(bound, buffers, held, layout, sampling)
             made.append(torch.cat([part.flatten() for part in _parts(found)]))
             return made[-1]
 
