@@ -107,15 +107,14 @@ def test_explain_loads_and_answers_on_this_machine(phyai, nano, monkeypatch):
     assert stored["language_model.layers.0.mlp.down_proj"] == "bf16"
 
 
-def test_explain_answers_for_a_gpu_that_is_not_here(phyai, edge, monkeypatch):
-    monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
+def test_explain_answers_for_a_gpu_that_is_not_here(phyai, edge):
     command = ("explain", "--checkpoint", edge, "--device", "nvidia:sm90", "--json")
-    document = phyai(*command, "--policy", policy_file("humming_fp8_e4m3_a8")).json
+    document = phyai(*command, "--policy", policy_file("convrot_int8")).json
     assert document["device"] == "sm90"
     rows = by_role(document)
-    assert rows["generation"] == rows["understanding"] == {"humming.gemm.fp8_a8"}
+    assert rows["generation"] == rows["understanding"] == {"piper.gemm.convrot_int8"}
     # 4 projections of each generation layer and the keys and values of the last text layer.
-    quantized = [layer for layer in document["layers"] if layer["spec"].startswith("humming")]
+    quantized = [layer for layer in document["layers"] if layer["spec"].startswith("convrot")]
     assert len(quantized) == 2 * 4 + 4 + 1
     attention = by_role(document, "attention")
     assert set(attention) == {"understanding", "generation"}
