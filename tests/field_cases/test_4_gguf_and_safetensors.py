@@ -172,7 +172,11 @@ def test_case_76_negative_and_conjugate_views_are_saved_as_values(path):
     """
     base = torch.randn(4, dtype=torch.cfloat, generator=torch.Generator().manual_seed(0))
     views = {"negative": base.conj().imag, "conjugate": base.conj(), "strided": base.real[::2]}
+    # Nothing but the flag of this one tells that it is negative: its elements lie side by side.
+    views["dense"] = torch._neg_view(torch.randn(4, generator=torch.Generator().manual_seed(1)))
     assert views["negative"].is_neg()
+    assert views["dense"].is_neg()
+    assert views["dense"].is_contiguous()
     assert views["conjugate"].is_conj()
     save_quantized(views, path)
     for name, loaded in load_quantized(path).items():
