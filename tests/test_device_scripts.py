@@ -173,10 +173,17 @@ def test_all_operations_of_rdna4_have_kernels(rocm, monkeypatch):
     assert {name: reason for name, (usable, reason) in support.items() if not usable} == {}
 
 
-@pytest.mark.parametrize("script", ["gpu_check.py", "run_rocm_regressions.py"])
-def test_the_scripts_fail_instead_of_skipping(script):
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("gpu_check.py", ["--collect-only"]),
+        ("gpu_check.py", ["--benchmarks-only"]),
+        ("run_rocm_regressions.py", ["--collect-only"]),
+    ],
+)
+def test_the_scripts_fail_instead_of_skipping(script, arguments):
     result = subprocess.run(
-        [sys.executable, ROOT / "scripts" / script, "--collect-only"],
+        [sys.executable, ROOT / "scripts" / script, *arguments],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -185,3 +192,46 @@ def test_the_scripts_fail_instead_of_skipping(script):
     assert result.returncode == 2
     assert "error: torch" in result.stderr
     assert "sees no device" in result.stderr
+
+
+@pytest.fixture
+def benchmark_runs(monkeypatch) -> ModuleType:
+    """scripts/_benchmark_runs.py as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.delitem(sys.modules, "_benchmark_runs", raising=False)
+    return importlib.import_module("_benchmark_runs")
+
+
+def test_every_benchmark_and_page_is_run(benchmark_runs):
+    stored = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("benchmark_*.py", "run_all.py")
+        for path in ROOT.glob(f"packages/*/benchmarks/{pattern}")
+    }
+    assert {run.script for run in benchmark_runs.RUNS} | benchmark_runs.NEED_MORE.keys() == stored
+    pages = {
+        p.relative_to(ROOT).as_posix() for p in ROOT.glob("packages/*/benchmarks/[!_]*_page.py")
+    }
+    assert pages <= {run.script for run in benchmark_runs.PAGES}
+
+
+def test_the_files_that_benchmarks_are_given_exist(benchmark_runs):
+    for run in (*benchmark_runs.RUNS, *benchmark_runs.PAGES):
+        words = run.command("nvidia-h200")[1:]
+        files = [word for word in words if word.endswith((".py", ".yaml"))]
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+        source = (ROOT / run.script).read_text(encoding="utf-8")
+        options = [word for word in run.arguments if word.startswith("--")]
+        assert [option for option in options if f'"{option}"' not in source] == []
+
+
+def test_a_failing_benchmark_does_not_stop_the_next(benchmark_runs, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(benchmark_runs, "ROOT", tmp_path)
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    (tmp_path / "works.py").write_text("import sys; print('measured on', sys.argv[1])")
+    runs = [benchmark_runs.Run("broken.py", 60), benchmark_runs.Run("works.py", 60, ("{device}",))]
+    assert benchmark_runs.run_benchmarks("nvidia-x", runs) == 1
+    said = capfd.readouterr()
+    assert "measured on nvidia-x" in said.out
+    assert said.err == "failed: broken.py\n"
+    assert benchmark_runs.run_benchmarks("nvidia-x", runs[1:]) == 0
