@@ -81,7 +81,10 @@ def test_the_page_shows_every_part(benchmark, document):
     assert "dense Piper was not measured" in text
     assert "| `other` | 10.0 | 5.5 | 1.818 |" in text
     assert "| `gemm` | 4 | 100 | 25.0 |" in text
-    assert benchmark.page({"environment": document["environment"], "date": "2026"})
+    alone = {"environment": document["environment"], "date": "2026"}
+    assert "diffusers" not in benchmark.page(alone)
+    text = benchmark.page(alone | {"diffusers": document["diffusers"]})
+    assert "| eager | 900.0 | 700.0 | 2000.0 |  |" in text
 
 
 def test_without_a_gpu_it_says_what_to_do(benchmark, monkeypatch, capsys):
