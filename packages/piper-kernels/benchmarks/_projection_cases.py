@@ -98,8 +98,9 @@ class Projections:
         self.inputs = [
             OPS.convrot_int8_prepare_input(normal(*shape).bfloat16(), GROUP) for _ in range(sets)
         ]
-        compiled = device.type == "cuda"
-        self._rotated = torch.compile(normalize_and_rotate) if compiled else normalize_and_rotate
+        self._rotated = normalize_and_rotate
+        if device.type == "cuda":  # for each length on its own, as fast as Inductor gets
+            self._rotated = torch.compile(normalize_and_rotate, dynamic=False)
 
     def _rows(self, index: int, part: int) -> tuple:
         tables = (self.norm, self.cos, self.sin, EPS)
