@@ -184,6 +184,7 @@ def _encode(
             sequence.rows, sequence.heads, program_heads, window.first_row // 64,
             window.first_batch, transform.eps, factor, source.stride(0), source.stride(1),
             D=sequence.head_dim, ROTARY=transform.cos.shape[1], GROUPS=groups, IS_QUERY=is_query,
-            SUMMARY=_SUMMARIES[mode].value, HAS_WEIGHT=weight is not None, MASKED=lengths is not None,
-            WIDE=target is None, **(SHARED_OPTIONS if shared else OPTIONS),
+            SUMMARY=_SUMMARIES[mode].value, HAS_WEIGHT=weight is not None,
+            MASKED=lengths is not None, WIDE=target is None,
+            **(SHARED_OPTIONS if shared else OPTIONS),
         )  # fmt: skip
