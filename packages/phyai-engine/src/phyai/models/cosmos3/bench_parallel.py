@@ -9,6 +9,7 @@ from phyai.models.cosmos3.bench import CountedTokens, Policy, kernels, synchroni
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import denoise
 from phyai.models.cosmos3.model import Cosmos3Transformer
+from phyai.models.cosmos3.noise import torch_noise
 from phyai.models.cosmos3.parallel import Parallel, join
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.sampler import Sampling
@@ -83,15 +84,10 @@ class BranchRank:
         return {"ms": spent, "video": found.video}
 
     def _noise(self) -> Modalities:
-        config, layout = self.model.config, self.layout
-        generator = torch.Generator().manual_seed(0)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).to(self.device)
-
-        action = None if layout.action is None else draw(layout.action.rows, config.action_dim)
-        video = draw(config.latent_channel, layout.frames, layout.height, layout.width)
-        return Modalities(video, action)
+        config = self.model.config
+        widths = (config.action_dim, config.sound_dim)
+        noise = torch_noise(0, config.latent_channel, self.layout, widths)
+        return noise.map(lambda part: part.to(self.device))
 
 
 def time_branches(

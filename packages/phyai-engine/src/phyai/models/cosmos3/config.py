@@ -153,11 +153,13 @@ class Cosmos3Config:
             CheckpointError: for a missing or malformed file, an unknown key, a value of the wrong
                 type, or one that this implementation does not compute.
         """
-        raw = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+        if not isinstance(source, Mapping):
+            path = Path(source)
+            source = read_json_object(path / "config.json" if path.is_dir() else path)
         fields = {field.name for field in dataclasses.fields(cls)}
         chosen: dict[str, Any] = {"action_gen": False, "sound_gen": False}
         chosen |= {"action_dim": None, "sound_dim": None}
-        for key, value in raw.items():
+        for key, value in source.items():
             if key in fields and key != "mrope_section":
                 chosen[key] = value
             elif key in _FIXED:
@@ -174,7 +176,7 @@ class Cosmos3Config:
             chosen[f"{head}_dim"] = (chosen[f"{head}_dim"] or 0) if served else 0
         if "sound_latent_fps" in chosen and chosen["sound_latent_fps"] is None:
             del chosen["sound_latent_fps"]
-        return cls(mrope_section=_sections(raw, cls), **chosen)
+        return cls(mrope_section=_sections(source, cls), **chosen)
 
     @classmethod
     def nano(cls) -> Cosmos3Config:
@@ -232,10 +234,6 @@ class Cosmos3Config:
         fields = dataclasses.asdict(self)
         fields["rope_axes_dim"] = list(fields.pop("mrope_section"))
         return {"_class_name": "Cosmos3OmniTransformer", **fields}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
 def _sections(raw: Mapping[str, Any], cls: type[Cosmos3Config]) -> tuple[int, int, int]:
