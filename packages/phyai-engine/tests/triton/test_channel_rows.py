@@ -11,21 +11,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from phyai.triton import channel_rows
 
+from .targets import TARGETS
+
 CHECKS = Path(__file__).with_name("channel_row_checks.py")
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 KERNELS = {
     "norm": (channel_rows._norm_kernel, {"HAS_BIAS": True, "SILU": True, "ROWS": 16, "BLOCK": 256}),
     "add": (channel_rows._add_kernel, {"ROWS": 4, "BLOCK": 1024}),

@@ -11,21 +11,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from phyai.triton import segments, skinny, small_gemm
 
+from .targets import TARGETS
+
 CHECKS = Path(__file__).with_name("decoder_checks.py")
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128, "WIDE": False}
 KERNELS = {
     "gate_up": (skinny._consume_kernel, {"FORM": 1, "TILES": 32, **BLOCKS}),

@@ -11,17 +11,14 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from phyai.dispatch import explain
 from phyai.triton import narrow_attention
 
+from .targets import TARGETS
+
 CHECKS = Path(__file__).with_name("narrow_attention_checks.py")
-TARGETS = {
-    **{f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 89, 90, 100, 120)},
-    **{name: GPUTarget("hip", name, 32) for name in ("gfx1200", "gfx1201")},
-}
 BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 64, "WIDE": False}
 
 

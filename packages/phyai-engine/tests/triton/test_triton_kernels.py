@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from phyai.triton import (
@@ -24,17 +23,10 @@ from phyai.triton import (
     rope,
 )
 
+from .targets import TARGETS
+
 CHECKS = Path(__file__).with_name("kernel_checks.py")
 NO_FP8 = ("sm_80",)
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 KERNELS = {
     "rms": (norms._rms_kernel, {"GEMMA": True, "ADD": True, "BLOCK": 2048}),
     "layer": (norms._layer_kernel, {"HAS_BIAS": True, "ADD": True, "BLOCK": 2048}),
