@@ -238,10 +238,10 @@ def test_case_86_others_are_answered_while_the_policy_computes(tiny_pi05, monkey
 
     armed = []
     monkeypatch.setattr(Engine, "infer_batch", slow)
-    with Served(tiny_pi05) as server:
+    with Served(tiny_pi05, request_timeout_s=120.0) as server:
 
         def ask():
-            with PolicyClient(port=server.port) as client:
+            with PolicyClient(port=server.port, timeout_s=120.0) as client:
                 replies.append(client.infer(server.request(client, observation(tiny_pi05))))
 
         armed.append(True)
