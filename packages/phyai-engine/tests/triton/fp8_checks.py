@@ -88,6 +88,10 @@ def check_norms() -> None:
                 found = fp8_rows.rmsnorm_rows(x, added, weight, EPS, cast_first=cast_first)
                 check(*found[:2], (normed * weight).to(dtype), (dtype, cast_first))
                 assert torch.equal(found[2].nan_to_num(), total.nan_to_num())
+                found = fp8_rows.rmsnorm_rows(
+                    x, added, weight - 1, EPS, cast_first=cast_first, gemma=True
+                )
+                check(*found[:2], (normed * (weight - 1 + 1)).to(dtype), (dtype, "gemma"))
 
 
 def run() -> None:

@@ -40,6 +40,19 @@ class Activation(nn.Module):
         return Fp8Rows(*activation_rows(x, self.name, gated=self.gated), x.dtype)
 
 
+def fed_forward(up: Linear, activation: Activation, down: Linear, x: Tensor | Fp8Rows) -> Tensor:
+    """Returns ``down(activation(up(x)))`` [T, width] for ``x`` [T, width].
+
+    One kernel may do the first product and a gated activation, or the activation and the rounding
+    for a product that takes FP8 rows.
+    """
+    if down.takes_fp8_rows(x.shape[0], x.dtype, x.device):
+        return down(activation.fp8_rows(up(x)))
+    if isinstance(x, Fp8Rows):
+        return down(activation(up(x)))
+    return down(up.activated(x, activation))
+
+
 class GatedMLP(nn.Module):
     """``down(gelu_tanh(gate(x)) * up(x))`` with gate and up fused in one projection."""
 
@@ -72,9 +85,9 @@ class GatedMLP(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [..., width] to [..., width]."""
-        return self.down_proj(self.gate_up_proj.activated(x, self.activation))
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+        """Maps [T, width] to [T, width]."""
+        return fed_forward(self.gate_up_proj, self.activation, self.down_proj, x)
 
 
 class PlainMLP(nn.Module):

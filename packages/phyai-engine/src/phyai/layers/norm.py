@@ -108,20 +108,40 @@ class RMSNorm(nn.Module):
 
         Returns:
             The rounded output, and the sum, or ``x`` without a residual.
-
-        Raises:
-            ValueError: for Gemma's norm.
         """
         from phyai.triton.fp8_rows import rmsnorm_rows
 
-        if self.variant != "rms":
-            raise ValueError(f"{self.prefix}: FP8 rows are made by variant 'rms', this is 'gemma'")
-        codes, scales, total = rmsnorm_rows(x, residual, self.weight, self.eps)
+        gemma = self.variant == "gemma"
+        codes, scales, total = rmsnorm_rows(x, residual, self.weight, self.eps, gemma=gemma)
         return Fp8Rows(codes, scales, x.dtype), total
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight."""
         yield copy_slot(f"{self.prefix}.weight", self.weight)
+
+
+def normed_for(
+    reader: Linear | None, norm: RMSNorm, residual: Tensor, update: Tensor | None
+) -> tuple[Tensor | Fp8Rows, Tensor]:
+    """Adds ``update``, if there is one, and norms the sum as the product behind wants to read it.
+
+    Args:
+        reader: the product that reads the output; None if something else does.
+        norm: between the sum and it.
+        residual: [T, width].
+        update: likewise, or None.
+
+    Returns:
+        The output and the sum.
+    """
+    rows, kind, device = residual.shape[0], residual.dtype, residual.device
+    if reader is not None and reader.takes_fp8_rows(rows, kind, device):
+        if update is None:
+            return norm.fp8_rows(residual, None)
+        return norm.fp8_rows(update, residual)
+    if update is None:
+        return norm(residual), residual
+    return norm.add(update, residual)
 
 
 class LayerNorm(nn.Module):

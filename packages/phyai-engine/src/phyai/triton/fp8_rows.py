@@ -58,7 +58,7 @@ def _activation_rows_kernel(
 @triton.jit(do_not_specialize=["eps"])
 def _norm_rows_kernel(
     x, residual, weight, codes, scales, total, hidden, x_stride, residual_stride, eps,
-    ADD: tl.constexpr, CAST_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, CAST_FIRST: tl.constexpr, GEMMA: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -72,6 +72,8 @@ def _norm_rows_kernel(
         tl.store(total + row * hidden + columns, stored, mask=mask)
         values = stored.to(kind).to(tl.float32)
     scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if GEMMA:
+        scale += 1.0
     values = values * tl.math.rsqrt(tl.sum(values * values, axis=0) / hidden + eps)
     if CAST_FIRST:
         values = values.to(kind).to(tl.float32)
@@ -131,7 +133,13 @@ def activation_rows(x: Tensor, kind: str | None, *, gated: bool) -> tuple[Tensor
 
 
 def rmsnorm_rows(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, cast_first: bool = False
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    cast_first: bool = False,
+    gemma: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns codes [M, H], scales [M] and the sum of the RMS norm of ``x + residual``.
 
@@ -141,6 +149,7 @@ def rmsnorm_rows(
         weight: [H].
         eps: added to the mean square.
         cast_first: whether normalized values are rounded before their weight multiplies them.
+        gemma: whether one plus the weight multiplies.
     """
     rows = flat_rows(x)
     added = None if residual is None else flat_rows(residual)
@@ -152,6 +161,6 @@ def rmsnorm_rows(
         _norm_rows_kernel[(rows.shape[0],)](
             rows, added, weight, codes, scales, total, rows.shape[1], rows.stride(0),
             0 if added is None else added.stride(0), eps,
-            ADD=added is not None, CAST_FIRST=cast_first, **_block(rows.shape[1]),
+            ADD=added is not None, CAST_FIRST=cast_first, GEMMA=gemma, **_block(rows.shape[1]),
         )  # fmt: skip
     return codes, scales, total

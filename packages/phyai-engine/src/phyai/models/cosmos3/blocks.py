@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers import (
     Leg,
-    Linear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RMSNorm,
     RowParallelLinear,
     TensorParallel,
 )
-from phyai.layers.mlp import Activation
+from phyai.layers.mlp import Activation, fed_forward
 from phyai.models.cosmos3.config import Cosmos3Config
 
 TowerName = Literal["understanding", "generation"]
@@ -141,29 +140,6 @@ def norm(
     )
 
 
-def normed_for(
-    linear: Linear, norm: RMSNorm, residual: Tensor, update: Tensor | None
-) -> tuple[Tensor | Fp8Rows, Tensor]:
-    """Adds ``update``, if there is one, and norms the sum as the product behind wants to read it.
-
-    Args:
-        linear: what reads the output.
-        norm: between the sum and it.
-        residual: [T, hidden].
-        update: likewise, or None.
-
-    Returns:
-        The output and the sum.
-    """
-    if linear.takes_fp8_rows(residual.shape[0], residual.dtype, residual.device):
-        if update is None:
-            return norm.fp8_rows(residual, None)
-        return norm.fp8_rows(update, residual)
-    if update is None:
-        return norm(residual), residual
-    return norm.add(update, residual)
-
-
 class FeedForward(nn.Module):
     """``down(silu(gate(x)) * up(x))``, or ``down(relu(up(x))²)``.
 
@@ -199,8 +175,4 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor | Fp8Rows) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        if self.down_proj.takes_fp8_rows(x.shape[0], x.dtype, x.device):
-            return self.down_proj(self.activation.fp8_rows(self.up(x)))
-        if isinstance(x, Fp8Rows):
-            return self.down_proj(self.activation(self.up(x)))
-        return self.down_proj(self.up.activated(x, self.activation))
+        return fed_forward(self.up, self.activation, self.down_proj, x)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from phyai.kernels.fp8_rows import Fp8Rows
 from phyai.layers import CachelessAttention, Linear, QKVParallelLinear, RMSNorm, RowParallelLinear
+from phyai.layers.norm import normed_for
 from phyai.models.cosmos3.blocks import (
     FeedForward,
     LayerNames,
     Placement,
     norm,
-    normed_for,
     out_projection,
     qkv_projection,
 )

@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
             stream that `finish` takes.
         """
         first = None if modulation is None else modulation.attention
-        normed, stream = normalise(self.input_layernorm, stream, first)
+        normed, stream = normalise(self.input_layernorm, stream, first, self.qkv_proj)
         return self.qkv_proj(normed).view(normed.shape[0], -1, self.sizes.head_dim), stream
 
     def finish(
@@ -128,7 +128,9 @@ class DecoderLayer(nn.Module):
         """Runs the layer from its attention's output [T, heads, head_dim] on."""
         second = None if modulation is None else modulation.mlp
         stream = Stream(stream.residual, self.o_proj(attended.flatten(1)), stream.gate)
-        normed, stream = normalise(self.post_attention_layernorm, stream, second)
+        normed, stream = normalise(
+            self.post_attention_layernorm, stream, second, self.mlp.gate_up_proj
+        )
         return Stream(stream.residual, self.mlp(normed), stream.gate)
 
 
@@ -269,7 +271,9 @@ class Decoder(nn.Module):
     def final_norm(self, stream: Stream, modulation: Tensor | None = None) -> Tensor:
         """Applies the last norm; an adaptive one's gate has no residual and is dropped."""
         assert self.norm is not None, "a body without its last layer's output has no final norm"
-        return normalise(self.norm, stream, modulation)[0]
+        normed = normalise(self.norm, stream, modulation)[0]
+        assert isinstance(normed, Tensor), "nothing behind the final norm reads rounded rows"
+        return normed
 
     def modulations(self, cond: Tensor) -> tuple[list[LayerModulation | None], Tensor | None]:
         """Returns the modulation of every layer and of the final norm for ``cond``."""

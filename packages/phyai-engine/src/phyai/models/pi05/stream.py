@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phyai.layers import AdaRMSNorm, RMSNorm, RotaryEmbedding
+from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.layers import AdaRMSNorm, Linear, RMSNorm, RotaryEmbedding
+from phyai.layers.norm import normed_for
 from phyai.runtime.paged import PagedKVCache, PagedPlan
 from phyai.runtime.segments import SegmentPlan
 
@@ -60,18 +62,25 @@ class LayerModulation:
 
 
 def normalise(
-    norm: RMSNorm | AdaRMSNorm, stream: Stream, modulation: Tensor | None
-) -> tuple[Tensor, Stream]:
+    norm: RMSNorm | AdaRMSNorm,
+    stream: Stream,
+    modulation: Tensor | None,
+    reader: Linear | None = None,
+) -> tuple[Tensor | Fp8Rows, Stream]:
     """Adds what the stream has pending and normalises the sum.
+
+    Args:
+        norm: adaptive, or plain.
+        stream: what stands before it.
+        modulation: of an adaptive norm.
+        reader: the product behind a plain norm, which may want rounded rows.
 
     Returns:
         The norm's output, and the stream with nothing pending and the gate of the next update.
     """
     x, update = stream.residual, stream.update
     if isinstance(norm, RMSNorm):
-        if update is None:
-            return norm(x), Stream(x)
-        normed, x = norm.add(update, x)
+        normed, x = normed_for(reader, norm, x, update)
         return normed, Stream(x)
     assert modulation is not None, "adaptive norms need a modulation"
     if update is None:
