@@ -21,7 +21,6 @@ fp32; those of the VAE are drawn from their names on both sides and not stored.
 """
 # pyright: reportMissingImports=false
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _engine_module import ENGINE, cosmos3_module
 from diffusers import (
     AutoencoderKLWan,
     Cosmos3AVAEAudioTokenizer,
@@ -42,8 +42,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-PACKAGE = Path(__file__).parents[1] / "packages/phyai-engine"
-OUT = PACKAGE / "tests/models/cosmos3/fixtures"
+OUT = ENGINE / "tests/models/cosmos3/fixtures"
 REPOSITORY = OUT / "pipeline"
 DOMAIN, RAW_DIM, CHUNK = "bridge_orig_lerobot", 10, 4
 SIZE = {"height": 48, "width": 64, "num_frames": 9, "fps": 24.0}
@@ -106,20 +105,9 @@ def fill(transformer: nn.Module) -> None:
             parameter.copy_(values.bfloat16())
 
 
-def module_of_phyai(name: str) -> Any:
-    """Returns a module of the engine that needs nothing of it."""
-    source = PACKAGE / f"src/phyai/models/cosmos3/{name}.py"
-    spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None or spec.loader is None:
-        raise ImportError(source)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, int]:
     """Writes the tokenizer of the random checkpoints and opens it with transformers."""
-    count = module_of_phyai("random_tokenizer").write_tokenizer(folder, "nano")
+    count = cosmos3_module("random_tokenizer").write_tokenizer(folder, "nano")
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     opened = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), eos_token=settings["eos_token"]
@@ -150,7 +138,7 @@ def build() -> Cosmos3OmniPipeline:
         vocoder_input_dim=5, dec_dim=4, dec_c_mults=(1, 1, 1, 1, 1), encoder_enabled=False
     )
     fill(transformer)
-    draw = module_of_phyai("hashed").hashed_weight
+    draw = cosmos3_module("hashed").hashed_weight
     for name, parameter in vae.named_parameters():
         parameter.data = draw(name, tuple(parameter.shape))
     save(transformer, "transformer", weights=True)

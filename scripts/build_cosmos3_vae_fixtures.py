@@ -17,17 +17,15 @@ Weights and inputs are not stored: both sides draw them from their names.
 """
 # pyright: reportMissingImports=false
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import torch
+from _engine_module import ENGINE, cosmos3_module
 from diffusers import AutoencoderKLWan, Cosmos3AVAEAudioTokenizer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-PACKAGE = Path(__file__).parents[1] / "packages/phyai-engine"
-OUT = PACKAGE / "tests/models/cosmos3/fixtures"
+OUT = ENGINE / "tests/models/cosmos3/fixtures"
 CHANNELS = range(6)
 VAE: dict[str, Any] = {
     "z_dim": len(CHANNELS),
@@ -52,17 +50,7 @@ SOUNDS: dict[str, dict[str, Any]] = {
 TILE, STRIDE, PIXELS = 3, 2, 16  # latents, latents, pixels of a latent
 
 
-def _hashed() -> Any:
-    path = PACKAGE / "src/phyai/models/cosmos3/hashed.py"
-    spec = importlib.util.spec_from_file_location("hashed", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HASHED = _hashed()
+HASHED = cosmos3_module("hashed")
 
 
 def fill(model: nn.Module) -> None:
