@@ -1,6 +1,7 @@
 """Fixtures and test-run policy that every test of the workspace shares."""
 
 import gc
+import importlib.util
 import os
 import tomllib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # The same examples in every run, and no limit that a busy machine exceeds.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.load_profile("repeatable")
 
 KNOWN_FAILURES = Path(__file__).parent / "tests" / "known_failures.toml"
 
