@@ -16,7 +16,7 @@ guidance branch on each. Parts are merged into an existing output. The last comm
 import argparse
 import gc
 import json
-import sys
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,7 +114,7 @@ class Run:
                 listed=self.arguments.kernels,
             )
         except Exception as error:  # the other policies are still worth measuring
-            print(policy, error, file=sys.stderr)
+            traceback.print_exc()
             return {"error": describe(error)}
 
     def diffusers(self) -> None:
