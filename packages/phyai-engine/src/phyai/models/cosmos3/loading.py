@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phyai.checkpoints import CheckpointError, CheckpointReader, load_into
+from phyai.checkpoints.planned import model_tensors
 from phyai.layers import Embedding, Linear, UnusedLinear
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.media import DomainTable
@@ -24,9 +25,6 @@ _REASONER = re.compile(
     r"(lm_head|vision_encoder|vision_model|vision_tower|visual|multi_modal_projector)\."
 )
 """Tensors of the vision-language reasoner, which no generation or policy mode runs."""
-
-_MARKERS = ("comfy_quant",)
-_CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 def load_transformer(
@@ -67,7 +65,7 @@ def load_transformer(
         _warn_about_unused_rules(model, plan)
     # A GPU casts faster than the host, and 16-bit weights need no copy on the host at all.
     place = device if torch.device(device).type == "cuda" else "cpu"
-    tensors = _known(reader, plan, place)
+    tensors = model_tensors(reader, plan, place)
     tensors |= _served_rows(model, reader, place)
     # Of layers that are not needed only shapes are checked.
     layers = {module.name for module in model.modules() if isinstance(module, UnusedLinear)}
@@ -97,20 +95,6 @@ def _stem(directory: Path) -> str:
 
 def _generative(name: str) -> str | None:
     return None if _REASONER.match(name) else name
-
-
-def _known(
-    reader: CheckpointReader, plan: QuantPlan | None, place: torch.device | str
-) -> dict[str, Callable[[], Tensor]]:
-    """Leaves out what the plan was read from, and scales of a quantized cache that it declares."""
-    unused: tuple[str, ...] = ()
-    if plan is not None:
-        unused = _MARKERS if plan.kv_cache is None else (*_MARKERS, *_CACHE_SCALES)
-    return {
-        name: read
-        for name, read in reader.tensors(place).items()
-        if name.rpartition(".")[2] not in unused
-    }
 
 
 def _served_rows(

@@ -1,6 +1,5 @@
 """What a π0 or π0.5 checkpoint says about itself: files first, tensor shapes for the sizes."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phyai.checkpoints import CheckpointError
+from phyai.checkpoints.json_file import read_json_object
 from phyai.models.pi05 import keys
 from phyai.models.pi05.sizes import (
     SIDECAR,
@@ -89,7 +89,7 @@ class PI05Config:
         Raises:
             CheckpointError: for missing files, fields or tensors, or contradictions.
         """
-        raw = read_json(Path(directory) / "config.json")
+        raw = read_json_object(Path(directory) / "config.json")
         family: Family = "pi05" if "time_mlp_in.weight" in shapes else "pi0"
         declared = raw.get("type", family)
         if declared not in ("pi05", "pi0"):
@@ -101,7 +101,9 @@ class PI05Config:
                 f"{directory}/config.json says type {declared!r} but the tensors are {family}'s "
                 "(time_mlp_in belongs to pi05, action_time_mlp_in to pi0)"
             )
-        head_count = read_json(Path(directory) / SIDECAR, missing_ok=True).get("vision_num_heads")
+        sidecar = Path(directory) / SIDECAR
+        extra = read_json_object(sidecar) if sidecar.is_file() else {}
+        head_count = extra.get("vision_num_heads")
         vision = vision_sizes(shapes, head_count)
         language = decoder_sizes(shapes, keys.LANGUAGE, vocab=True)
         expert = decoder_sizes(shapes, keys.EXPERT, vocab=False)
@@ -128,21 +130,6 @@ class PI05Config:
         if family == "pi0":
             fields["max_state_dim"] = shape_of(shapes, "state_proj.weight")[1]
         return cls(family=family, vision=vision, language=language, expert=expert, **fields)
-
-
-def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """Reads a JSON object, or an empty one if the file is absent and that is fine."""
-    if not path.is_file():
-        if missing_ok:
-            return {}
-        raise CheckpointError(f"{path} does not exist; the checkpoint folder needs it")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected an object, found {type(value).__name__}")
-    return value
 
 
 def _number(raw: Mapping[str, Any], name: str, default: float) -> float:

@@ -1,12 +1,11 @@
 """From a checkpoint folder to a ready model."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from phyai.checkpoints import CheckpointReader, load_into
+from phyai.checkpoints.planned import model_tensors
 from phyai.layers import Embedding, Linear, UnusedLinear
 from phyai.models.pi05.config import PI05Config
 from phyai.models.pi05.keys import EMBEDDING, UNUSED_EMBEDDING, UNUSED_HEAD, canonical
@@ -15,9 +14,6 @@ from phyai.models.pi05.savings import Savings
 from phyai_quant import QuantPlan, get_active_plan
 from phyai_quant.checkpoint import check_unquantized_dtypes
 from phyai_quant.plan import warn_unmatched
-
-_MARKERS = ("comfy_quant",)
-_CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 def load_pi05(
@@ -52,22 +48,8 @@ def load_pi05(
         _warn_about_unused_rules(model, plan)
     # A GPU casts faster than the host, and 16-bit weights need no copy on the host at all.
     place = device if torch.device(device).type == "cuda" else "cpu"
-    load_into(model, _model_tensors(reader, plan, place), source=str(directory))
+    load_into(model, model_tensors(reader, plan, place), source=str(directory))
     return model.eval()
-
-
-def _model_tensors(
-    reader: CheckpointReader, plan: QuantPlan | None, device: torch.device | str
-) -> dict[str, Callable[[], Tensor]]:
-    """Leaves out what the plan was read from, and scales of a quantized cache that it declares."""
-    if plan is None:
-        return dict(reader.tensors(device))
-    unused = _MARKERS if plan.kv_cache is None else (*_MARKERS, *_CACHE_SCALES)
-    return {
-        name: read
-        for name, read in reader.tensors(device).items()
-        if name.rpartition(".")[2] not in unused
-    }
 
 
 def _warn_about_unused_rules(model: PI05Model, plan: QuantPlan) -> None:
