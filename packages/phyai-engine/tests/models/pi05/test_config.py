@@ -60,7 +60,7 @@ def test_always_absent_cameras_are_not_cameras(read):
         ({"sidecar": '{"vision_num_heads": 0}'}, "vision heads is 0"),
         ({"sidecar": '{"vision_num_heads": true}'}, "vision heads is True"),
         ({"sidecar": '{"vision_num_heads": 7}'}, "7 vision heads do not divide width 32"),
-        ({"sidecar": "[]"}, "expected an object, found list"),
+        ({"sidecar": "[]"}, "must hold an object, it holds a list"),
         ({"sidecar": "{"}, "not valid JSON"),
     ],
 )
