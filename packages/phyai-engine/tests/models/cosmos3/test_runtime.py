@@ -279,3 +279,18 @@ def test_replays_without_a_sync_or_new_memory(variant):
         for ours, theirs in ((answers[index].video, expected.video),
                              (answers[index].action, expected.action)):  # fmt: skip
             assert (ours - theirs).norm() < 2e-2 * theirs.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_single_kept_graph_makes_room_for_the_next():
+    config = Cosmos3Config.tiny("qwen", head_dim=64, mrope_section=(16, 8, 8), hidden_size=256)
+    model = random_transformer(config, params_dtype=torch.bfloat16, device="cuda")
+    runtime = Cosmos3Runtime(model, kept=1)
+    for length in (7, 8, 9, 7):
+        conditions, state = [text(model, length), text(model, 3)], start(model, POLICY, length)
+        expected = denoise(model, state, conditions, POLICY, SAMPLING).video
+        for _ in range(2):
+            found = runtime(model, state, conditions, POLICY, SAMPLING).video
+            assert (found - expected).norm() < 2e-2 * expected.norm()
+        assert runtime.recorded() == 1
