@@ -19,16 +19,12 @@ from piper_kernels.conv3d.convrot.int8._kernels.statistics import (
 from piper_kernels.conv3d.convrot.int8._operands import Filter, Normalization
 from piper_kernels.conv3d.convrot.int8._plan import VoxelTile, plan_statistics
 from piper_kernels.conv3d.convrot.int8._tiles import ConvolutionPlan
+from piper_kernels.linear.convrot.int8._plan import ceil_div
 
 WIDE = 1 << 31
 """Elements from which offsets into an output have 64 bits."""
 
 _FINISH_WARPS = 1
-
-
-def ceil_div(value: int, divisor: int) -> int:
-    """Return ``value / divisor``, rounded up."""
-    return -(-value // divisor)
 
 
 def frame_statistics(

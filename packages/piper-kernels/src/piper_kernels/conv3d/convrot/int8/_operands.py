@@ -72,15 +72,13 @@ def check(
     """
     _check_filter(weight)
     _check_input(input, weight)
-    steps = tuple(stride)
-    if len(steps) != 3 or not all(isinstance(s, int) and s > 0 for s in steps):
-        raise ValueError(f"stride must be three positive integers, got {stride!r}")
+    steps = check_stride(stride)
     if all(padding):
         raise ValueError("padding cannot be symmetric and right-sided at once; set one flag")
     geometry = Geometry(
         *input.shape,
         outputs=weight.qdata.shape[0],
-        stride=(steps[0], steps[1], steps[2]),
+        stride=steps,
         before=int(padding[0]),
         after=int(any(padding)),
     )
@@ -92,6 +90,32 @@ def check(
     return geometry
 
 
+def check_stride(stride: Sequence[int]) -> tuple[int, int, int]:
+    """Return the steps along time, height and width.
+
+    Raises:
+        ValueError: They are not three positive integers.
+    """
+    steps = tuple(stride)
+    if len(steps) != 3 or not all(isinstance(s, int) and s > 0 for s in steps):
+        raise ValueError(f"stride must be three positive integers, got {stride!r}")
+    return steps[0], steps[1], steps[2]
+
+
+def check_bias(bias: Tensor, outputs: int, device: torch.device) -> None:
+    """Check the bias of a filter on a device.
+
+    Raises:
+        ValueError: It is not float16 ``[outputs]`` on that device.
+    """
+    if bias.dtype != torch.float16 or tuple(bias.shape) != (outputs,):
+        raise ValueError(
+            f"conv3d bias must be float16 with shape {(outputs,)}, "
+            f"got {bias.dtype} with shape {tuple(bias.shape)}"
+        )
+    _check_device("bias", bias, device)
+
+
 def _check_filter(weight: Filter) -> None:
     validate_storage(weight.qdata, weight.scale, weight.group_size)
     if weight.qdata.ndim != 5:
@@ -99,17 +123,11 @@ def _check_filter(weight: Filter) -> None:
             f"conv3d weight must be int8 [O, 3, 3, 3, C], got shape {tuple(weight.qdata.shape)}"
         )
     validate_activation_scale(weight.input_scale, weight.qdata.device)
-    outputs, bias = weight.qdata.shape[0], weight.bias
+    outputs = weight.qdata.shape[0]
     if outputs == 0:
         raise ValueError("conv3d weight dimensions must be positive, got 0 output channels")
-    if bias is None:
-        return
-    if bias.dtype != torch.float16 or tuple(bias.shape) != (outputs,):
-        raise ValueError(
-            f"conv3d bias must be float16 with shape {(outputs,)}, "
-            f"got {bias.dtype} with shape {tuple(bias.shape)}"
-        )
-    _check_device("bias", bias, weight.qdata.device)
+    if weight.bias is not None:
+        check_bias(weight.bias, outputs, weight.qdata.device)
 
 
 def _check_input(value: Tensor, weight: Filter) -> None:

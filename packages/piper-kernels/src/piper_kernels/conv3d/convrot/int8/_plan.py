@@ -43,18 +43,17 @@ def supports(target: AcceleratorTarget) -> tuple[bool, str]:
     return False, f"kernels of INT8 convolutions need {needed}, got {target.architecture}"
 
 
-def select_plan(target: AcceleratorTarget | None, outputs: int, channels: int) -> ConvolutionPlan:
+def select_plan(target: AcceleratorTarget, outputs: int, channels: int) -> ConvolutionPlan:
     """Return the schedule of the generic kernel.
 
     Args:
-        target: The device; ``None`` (the interpreter) takes the schedule of Hopper.
+        target: The device.
         outputs: ``O``.
         channels: ``C``, which the step along the channels divides.
     """
-    if target is not None and target.backend == "hip":
+    if target.backend == "hip":
         return amd.select_plan(outputs, channels)
-    capability = (9, 0) if target is None else target.capability
-    return nvidia.select_plan(capability, outputs, channels)
+    return nvidia.select_plan(target.capability, outputs, channels)
 
 
 def plan_voxels(group_size: int) -> VoxelTile:

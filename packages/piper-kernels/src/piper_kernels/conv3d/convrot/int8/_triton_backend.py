@@ -1,8 +1,5 @@
 """Execution of ConvRot INT8 convolutions with kernels. Importing needs Triton."""
 
-from functools import cache
-from types import ModuleType
-
 from torch import Tensor
 
 from piper_kernels._triton.targets import accelerator_target, sm_count
@@ -10,9 +7,9 @@ from piper_kernels.conv3d.convrot.int8 import _launch, _plan
 from piper_kernels.conv3d.convrot.int8._geometry import Geometry
 from piper_kernels.conv3d.convrot.int8._nvidia import hopper_plan
 from piper_kernels.conv3d.convrot.int8._operands import Filter, Normalization
+from piper_kernels.linear.convrot.int8._selection import hopper_is_installed
 
 _HOPPER = (9, 0)
-_INTERPRETED_PROCESSORS = 4
 
 
 def conv3d(
@@ -23,8 +20,7 @@ def conv3d(
     norm: Normalization | None = None,
 ) -> Tensor:
     """Prepare the voxels of the input, then multiply; see ``reference.conv3d``."""
-    device = input.device
-    processors = sm_count(device) if device.type == "cuda" else _INTERPRETED_PROCESSORS
+    processors = sm_count(input.device)
     tile = _plan.plan_voxels(weight.group_size)
     codes = _launch.prepare_voxels(input, weight, geometry, tile, norm, processors)
     return convolve(codes, weight, geometry, residual, processors)
@@ -35,11 +31,13 @@ def convolve(
 ) -> Tensor:
     """Multiply padded codes with the schedule of the device; see ``_launch.convolve``."""
     target = accelerator_target(codes.device)
+    assert target is not None  # for the type checker: this backend was selected
     if residual is not None:
         residual = residual.contiguous()
-    if target is not None and target.backend == "cuda" and target.capability == _HOPPER:
-        hopper = hopper_launcher()
-        if hopper is not None and hopper.is_usable(weight.qdata):
+    if target.backend == "cuda" and target.capability == _HOPPER and hopper_is_installed():
+        from piper_kernels.conv3d.convrot.int8._nvidia import hopper
+
+        if hopper.is_usable(weight.qdata):
             plan = hopper_plan.select_plan(
                 geometry.outputs,
                 geometry.channels,
@@ -51,13 +49,3 @@ def convolve(
             return hopper.convolve(codes, weight, geometry, residual, plan, processors)
     plan = _plan.select_plan(target, geometry.outputs, geometry.channels)
     return _launch.convolve(codes, weight, geometry, residual, plan)
-
-
-@cache
-def hopper_launcher() -> ModuleType | None:
-    """Return the module of the Hopper kernel, ``None`` where Triton lacks its API."""
-    try:
-        from piper_kernels.conv3d.convrot.int8._nvidia import hopper
-    except (ImportError, AttributeError):
-        return None
-    return hopper

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from piper_kernels.conv3d.convrot.int8._geometry import Padding, padding_flags
+from piper_kernels.conv3d.convrot.int8._operands import check_bias, check_stride
 from piper_kernels.conv3d.convrot.int8.op import conv3d, require_filter
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 
@@ -44,16 +44,9 @@ class ConvRotInt8Conv3d(nn.Module):
         super().__init__()
         require_filter(weight)
         padding_flags(padding)
-        outputs = weight.shape[0]
-        if bias is not None and (bias.dtype != torch.float16 or tuple(bias.shape) != (outputs,)):
-            raise ValueError(
-                f"bias must be float16 with shape {(outputs,)}, "
-                f"got {bias.dtype} with shape {tuple(bias.shape)}"
-            )
-        steps = tuple(stride)
-        if len(steps) != 3 or not all(isinstance(s, int) and s > 0 for s in steps):
-            raise ValueError(f"stride must be three positive integers, got {stride!r}")
-        self.stride = steps
+        if bias is not None:
+            check_bias(bias, weight.shape[0], weight.device)
+        self.stride = check_stride(stride)
         self.padding: Padding = padding
         self.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
