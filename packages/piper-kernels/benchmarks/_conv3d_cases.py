@@ -134,18 +134,13 @@ def pad(case: ConvolutionCase, x: Tensor) -> Tensor:
     return functional.pad(x, (0, 0, 0, 0, 2, 0))
 
 
-def normalize(case: ConvolutionCase, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
+def normalize(x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
     """Return SiLU of the group normalization of single frames."""
     batch, channels, frames, height, width = x.shape
     x = x.permute(0, 2, 1, 3, 4).reshape(batch * frames, channels, height, width)
     weight, bias = (parameter.to(x.dtype) for parameter in norm)
-    x = functional.silu(functional.group_norm(x, case_groups(case), weight, bias, EPSILON))
+    x = functional.silu(functional.group_norm(x, NORM_GROUPS, weight, bias, EPSILON))
     return x.view(batch, frames, channels, height, width).permute(0, 2, 1, 3, 4)
-
-
-def case_groups(case: ConvolutionCase) -> int:
-    """Return the groups of the normalization."""
-    return min(NORM_GROUPS, case.channels)
 
 
 def providers(case: ConvolutionCase, operands: Operands) -> dict[str, Callable[[int], Tensor]]:
@@ -169,7 +164,7 @@ def providers(case: ConvolutionCase, operands: Operands) -> dict[str, Callable[[
 
     def piper_block(x: Tensor) -> Tensor:
         return group_norm_silu_conv3d(
-            x, *o.norm, case_groups(case), EPSILON, packed, o.bias, stride=case.stride,
+            x, *o.norm, NORM_GROUPS, EPSILON, packed, o.bias, stride=case.stride,
             padding=case.padding,
         )  # fmt: skip
 
@@ -178,7 +173,7 @@ def providers(case: ConvolutionCase, operands: Operands) -> dict[str, Callable[[
         "fp16_last": lambda index: fp16(padded_last[index], dense_last),
         "piper": lambda index: piper(o.inputs[index]),
         "piper_last": lambda index: piper(channels_last[index]),
-        "fp16_block": lambda index: fp16(pad(case, normalize(case, o.inputs[index], o.norm)),
+        "fp16_block": lambda index: fp16(pad(case, normalize(o.inputs[index], o.norm)),
                                          o.dense),
         "piper_block": lambda index: piper_block(o.inputs[index]),
     }  # fmt: skip

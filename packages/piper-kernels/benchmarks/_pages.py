@@ -11,6 +11,8 @@ from _report import RESULTS, replace_table, say
 
 FOLDER = RESULTS / "nvidia-h200"
 MISSING = "No run is stored yet."
+VERDICTS = {True: "reached", False: "missed", None: "not measured"}
+"""Of a target, by whether it was met."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ from _report import result_path, say, table, write_json
 from torch import Tensor
 from torch.nn import functional
 
+from piper_kernels._triton.targets import sm_count
+
 SCHEMA = 1
 SETS = 2
 MOST_ERROR = 0.025
@@ -54,7 +56,7 @@ def expected_of(case: ConvolutionCase, operands: Any, name: str) -> Tensor:
     """Return what a provider must be close to, in FP32 products where the device is the CPU."""
     x = operands.inputs[0]
     if name.endswith("block"):
-        x = normalize(case, x.float(), operands.norm)
+        x = normalize(x.float(), operands.norm)
     x = pad(case, x.to(operands.dense.dtype))
     return functional.conv3d(x, operands.dense, operands.bias, case.stride)
 
@@ -99,7 +101,7 @@ def tile_rows(case: ConvolutionCase) -> list[dict]:
     from piper_kernels.conv3d.convrot.int8._operands import Filter
 
     operands, geometry = make_operands(case, device(), 1), case.geometry
-    packed, processors = operands.packed, _processors()
+    packed, processors = operands.packed, sm_count(device())
     scale = packed.act_per_tensor_scale
     assert scale is not None  # for the type checker: filters of cases have one
     weight = Filter(packed.qdata, packed.scale, operands.bias, packed.group_size, scale)
@@ -129,10 +131,6 @@ def tile_rows(case: ConvolutionCase) -> list[dict]:
     return list(times.values())
 
 
-def _processors() -> int:
-    return torch.cuda.get_device_properties(0).multi_processor_count
-
-
 def conv3d_table(rows: list[dict]) -> str:
     """Return the table of one case: a line for each provider."""
     header = ["provider", "ms", "p10–p90", "TOP/s", "× float16", "relative error"]
@@ -151,18 +149,18 @@ def conv3d_table(rows: list[dict]) -> str:
 
 
 def targets_of(rows: list[dict]) -> list[dict]:
-    """Return for each case whether our faster layout reaches the target."""
-    found = []
-    for name in dict.fromkeys(row["case"] for row in rows):
-        ratios = [
-            row["times_fp16"]
-            for row in rows
-            if row["case"] == name and row["provider"] == "piper" and row.get("times_fp16")
-        ]
-        value = max(ratios, default=None)
-        met = None if value is None else value >= TARGET
-        found.append({"case": name, "times_fp16": value, "target": TARGET, "met": met})
-    return found
+    """Return for each case whether our convolution of a contiguous input reaches the target."""
+    ratios = dict.fromkeys(row["case"] for row in rows)
+    ratios |= {r["case"]: r.get("times_fp16") for r in rows if r["provider"] == "piper"}
+    return [
+        {
+            "case": name,
+            "times_fp16": value,
+            "target": TARGET,
+            "met": None if value is None else value >= TARGET,
+        }
+        for name, value in ratios.items()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

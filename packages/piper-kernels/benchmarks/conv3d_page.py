@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 from _linear_tables import number
-from _pages import MISSING, Page, environment_line, stored, tables_by_case
+from _pages import MISSING, VERDICTS, Page, environment_line, stored, tables_by_case
 from _report import REPOSITORY, table
 from benchmark_convrot_int8_conv3d import conv3d_table
 
 
 def targets_table(targets: list[dict]) -> str:
     """Return the table of targets: a line for each case."""
-    words = {True: "reached", False: "missed", None: "not measured"}
     lines = [
-        [t["case"], f"≥ {t['target']} ×", number(t["times_fp16"]), words[t["met"]]] for t in targets
+        [t["case"], f"≥ {t['target']} ×", number(t["times_fp16"]), VERDICTS[t["met"]]]
+        for t in targets
     ]
     return table(["convolution", "target", "measured", ""], lines)
 

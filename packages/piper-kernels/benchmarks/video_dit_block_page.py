@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 
 from _linear_tables import number
-from _pages import MISSING, Page, environment_line, stored, tables_by_case
+from _pages import MISSING, VERDICTS, Page, environment_line, stored, tables_by_case
 from _report import REPOSITORY, table
 from benchmark_video_dit_block import LABELS, block_table
 
 
 def targets_table(targets: list[dict]) -> str:
     """Return the table of targets: a line for each."""
-    words = {True: "reached", False: "missed", None: "not measured"}
     lines = [
         [LABELS[t["provider"]], t["tokens"], f"≥ {t['target']} ×", number(t["times_bf16"]),
-         words[t["met"]]]
+         VERDICTS[t["met"]]]
         for t in targets
     ]  # fmt: skip
     return table(["block", "tokens", "target", "measured", ""], lines)
