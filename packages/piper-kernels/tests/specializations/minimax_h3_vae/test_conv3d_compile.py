@@ -50,20 +50,21 @@ def run(function, *inputs, dynamic=None):
     return result, capture
 
 
-def make_conv(outputs=C, padding="none", stride=(1, 1, 1), seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randn((outputs, C, 3, 3, 3), generator=generator).half() * 0.05
+def make_conv(padding="none", stride=(1, 1, 1)):
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn((C, C, 3, 3, 3), generator=generator).half() * 0.05
     weight = ConvRotInt8Tensor.from_hp(
         dense, group_size=64, act_per_tensor_scale=torch.tensor(0.03)
     )
-    bias = torch.randn(outputs, generator=generator).half()
+    bias = torch.randn(C, generator=generator).half()
     return ConvRotInt8Conv3d(weight, bias, stride=stride, padding=padding)
 
 
 def make_norm():
     norm = FramewiseGroupNorm(8, C, eps=1e-6).half().requires_grad_(False)
-    norm.weight.uniform_(0.5, 1.5)
-    norm.bias.uniform_(-0.5, 0.5)
+    generator = torch.Generator().manual_seed(5)
+    norm.weight.uniform_(0.5, 1.5, generator=generator)
+    norm.bias.uniform_(-0.5, 0.5, generator=generator)
     return norm
 
 
@@ -145,12 +146,7 @@ def test_a_residual_computed_after_the_convolution():
     assert torch.equal(result, expected)
 
 
-NORM, CONV, PADDED, OTHER = (
-    make_norm(),
-    make_conv(),
-    make_conv(padding="reflect"),
-    make_conv(seed=3),
-)
+NORM, CONV, PADDED = make_norm(), make_conv(), make_conv(padding="reflect")
 
 
 def escaping_padding(x, r):
@@ -234,8 +230,7 @@ def test_two_convolutions_of_one_sum():
     assert capture.operators == [PLAIN, PLAIN]
     assert len(capture.nodes) == 2
     reflected = conv3d(RESIDUAL, CONV.weight, CONV.bias, padding="reflect")
-    one, other = PADDED(X, reflected), PADDED(X) + reflected
-    assert torch.equal(result, one) or (result.float() - other.float()).abs().max() < 0.01
+    assert torch.equal(result, PADDED(X, reflected))
 
 
 def test_a_residual_is_kept_and_shared_sources_stay():
