@@ -167,6 +167,13 @@ class Model:
     def args(self):
         return self.x, self.cos, self.sin, self.gate, self.block_lengths
 
+    @property
+    def valid_rows(self):
+        """Return the indices of the rows that exist."""
+        if self.lengths is None:
+            return torch.arange(self.rows)
+        return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(self.lengths)])
+
     def eager(self):
         with torch.no_grad():
             return self(*self.args)

@@ -111,19 +111,13 @@ CASES = {
 }
 
 
-def valid_rows(model):
-    if model.lengths is None:
-        return torch.arange(model.rows)
-    return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(model.lengths)])
-
-
 @pytest.mark.parametrize("fmt", OPTIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_targets_fuse_and_agree_with_the_operators_apart(projected_attention, fmt, case):
     model = projected_attention.Model(fmt=fmt, features=128, **CASES[case]).to("cuda")
     graph = projected_attention.trace(model, OPTIONS[fmt]())
     assert "sparse_piper_attention" not in graph.targets
-    rows, expected, actual = valid_rows(model), model.eager(), graph()
+    rows, expected, actual = model.valid_rows, model.eager(), graph()
     assert projected_attention.relative_error(actual, expected, rows) < TOLERANCE
     whole = projected_attention.Model(fmt=fmt, features=128, outputs=48, **CASES[case]).to("cuda")
     graph = projected_attention.trace(whole, OPTIONS[fmt]())

@@ -38,12 +38,6 @@ def fuse(projected_attention):
     return run
 
 
-def valid_rows(model):
-    if model.lengths is None:
-        return torch.arange(model.rows)
-    return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(model.lengths)])
-
-
 @pytest.mark.parametrize("changing", ["rows", "block lengths"])
 def test_one_graph_serves_changing_lengths_and_routes(projected_attention, graph_capture, changing):
     class Module(torch.nn.Module):
@@ -76,7 +70,7 @@ def test_one_graph_serves_changing_lengths_and_routes(projected_attention, graph
             actual, expected = (run(*model.args, blocks) for run in (compiled, module))
         if index == 1:
             graphs = len(capture.graph_modules)  # the number of blocks is symbolic by now
-        assert projected_attention.relative_error(actual, expected, valid_rows(model)) < TOLERANCE
+        assert projected_attention.relative_error(actual, expected, model.valid_rows) < TOLERANCE
     assert len(capture.graph_modules) == graphs
     assert graphs == (2 if changing == "rows" else 1)
     assert capture.targets[-1] == OUTPUT

@@ -58,12 +58,6 @@ VARIANTS = {
 }
 
 
-def valid_rows(model):
-    if model.lengths is None:
-        return torch.arange(model.rows)
-    return torch.cat([torch.arange(n) + 64 * i for i, n in enumerate(model.lengths)])
-
-
 @pytest.mark.parametrize("fmt", OPTIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_regions_are_fused(fuse, projected_attention, fmt, variant):
@@ -74,7 +68,7 @@ def test_regions_are_fused(fuse, projected_attention, fmt, variant):
     gate = [PREPARED] if model.projected_gate else []
     attention = COARSE if model.coarse else ATTENTION
     assert sorted(graph.targets) == sorted([prepare, KEY, value, QUERY, *gate, attention])
-    rows, expected = valid_rows(model), model.eager()
+    rows, expected = model.valid_rows, model.eager()
     assert projected_attention.relative_error(graph(), expected, rows) < TOLERANCE
 
     model, whole = fuse(fmt, outputs=48, **given)
