@@ -17,8 +17,8 @@ def convrot_int8_piper_compile_options(
 
     Args:
         options: Options to extend; not modified. Passes in it are kept, in order.
-        fuse_output: Whether a linear behind the attention that nothing else precedes becomes part
-            of it: queries and attention exist for windows of rows alone then.
+        fuse_output: Whether a linear behind the attention that alone reads it becomes part of it:
+            queries and attention exist for windows of rows alone then.
 
     Returns:
         Options for ``torch.compile(model, options=...)``, which excludes ``mode=...``.

@@ -11,7 +11,7 @@ def convrot_int8_sparse_piper_compile_options(
     Three linears of one input ``[B, S, F]``, RMSNorm and split-half RoPE of the heads of queries
     and keys, and ``SparsePiperAttention`` become operators that project straight to quantized
     operands; an added ``sparse_piper_coarse_residual`` of the same operands becomes part of the
-    attention. A linear behind it that nothing else precedes is computed by windows of rows, and
+    attention. A linear behind it that alone reads it is computed by windows of rows, and
     so are queries and projected gates then. Norms are FP32 until the codes. What does not match,
     or runs on a target without kernels, stays as it is, and ordinary linears are rewritten as by
     ``piper_kernels.linear.convrot.convrot_int8_compile_options``.

@@ -11,7 +11,7 @@ def convrot_nvfp4_sparse_piper_compile_options(
     Three linears of one input ``[1, S, F]``, RMSNorm and split-half RoPE of the heads of queries
     and keys, and ``SparsePiperAttention`` become operators that project straight to quantized
     operands; an added ``sparse_piper_coarse_residual`` of the same operands becomes part of the
-    attention. A linear behind it that nothing else precedes becomes part of it too: with a static
+    attention. A linear behind it that alone reads it becomes part of it too: with a static
     input scale the attention exists for windows of rows alone, a dynamic one covers all rows.
     Norms are FP32 until the codes. What does not match, or runs on a target without kernels,
     stays as it is, and ordinary linears are rewritten as by
