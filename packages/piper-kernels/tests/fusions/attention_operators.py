@@ -5,7 +5,6 @@ import torch
 from piper_kernels.fusions.convrot_int8_sparse_piper import _compile  # noqa: F401  # registers
 
 ops = torch.ops.piper_kernels
-SHAPE = {"rows": 193, "features": 64, "heads": 2, "head_dim": 64, "outputs": 40}
 
 
 def rand(*shape, seed=0, dtype=torch.float32):

@@ -1,6 +1,6 @@
 """Plain models of attention between projections, and their graphs after passes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch._inductor.decomposition import select_decomp_table
@@ -84,8 +84,6 @@ class Model:
     dense: bool = False
     is_causal: bool = False
     kv_heads: int | None = None
-    names: list = field(default_factory=list)
-    tensors: list = field(default_factory=list)
 
     def __post_init__(self):
         self.attention = None if self.dense else SparsePiperAttention(
@@ -177,6 +175,17 @@ class Model:
     def eager(self):
         with torch.no_grad():
             return self(*self.args)
+
+
+class Module(torch.nn.Module):
+    """A model whose weights are parameters, for ``torch.compile``; subclasses have ``forward``."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        for name, weight in model.weights.items():
+            self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+        model.linear = lambda name, x: functional.linear(x, getattr(self, name))
 
 
 def trace(model, options, *, symbolic=False, args=None):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from piper_kernels.fusions.convrot_int8_piper import convrot_int8_piper_compile_options
 from piper_kernels.fusions.convrot_int8_sparse_piper import (
@@ -172,14 +171,7 @@ def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv
 
 
 def test_inductor_runs_one_graph_for_changing_lengths(projected_attention):
-    class Module(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-            for name, weight in model.weights.items():
-                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
-            model.linear = lambda name, x: functional.linear(x, getattr(self, name))
-
+    class Module(projected_attention.Module):
         def forward(self, x, cos, sin, gate):
             return self.model(torch.tanh(x), cos, sin, gate, None)
 

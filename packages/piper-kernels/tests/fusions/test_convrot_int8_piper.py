@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from piper_kernels import piper_attention
 from piper_kernels.fusions.convrot_int8_piper import _compile, convrot_int8_piper_compile_options
@@ -148,14 +147,7 @@ def test_other_graphs(fuse, projected_attention, case):
 
 
 def test_one_graph_serves_changing_lengths(projected_attention, graph_capture):
-    class Module(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-            for name, weight in model.weights.items():
-                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
-            model.linear = lambda name, x: functional.linear(x, getattr(self, name))
-
+    class Module(projected_attention.Module):
         def forward(self, x, cos, sin):
             return self.model(x, cos, sin, None, None)
 

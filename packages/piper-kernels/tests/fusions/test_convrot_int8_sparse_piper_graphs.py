@@ -40,14 +40,7 @@ def fuse(projected_attention):
 
 @pytest.mark.parametrize("changing", ["rows", "block lengths"])
 def test_one_graph_serves_changing_lengths_and_routes(projected_attention, graph_capture, changing):
-    class Module(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-            for name, weight in model.weights.items():
-                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
-            model.linear = lambda name, x: torch.nn.functional.linear(x, getattr(self, name))
-
+    class Module(projected_attention.Module):
         def forward(self, x, cos, sin, gate, lengths, key_blocks):
             self.model.key_blocks = key_blocks
             return self.model(x, cos, sin, gate, lengths)
