@@ -1,11 +1,9 @@
 """The engine: one model, its processors, its kernels, ready to answer observations."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +15,10 @@ from phyai.dispatch.selector import Selector
 from phyai.dispatch.trace import SelectionTrace
 from phyai.dispatch.types import ModelContext
 from phyai.engine_config import EngineConfig
+from phyai.engine_plugins import find_plugin
 from phyai.engine_ranks import RankedPlugin, in_rank
-from phyai.layers import Linear
 from phyai.processing.inputs import Observation
 from phyai.quantization import quant_sources
-
-ENTRY_POINT_GROUP = "phyai.models"
-_BUILT_IN = {
-    "cosmos3": "phyai.models.cosmos3.main_cosmos3:Cosmos3Generator",
-    "cosmos3_policy": "phyai.models.cosmos3.main_cosmos3:Cosmos3Policy",
-    "pi05": "phyai.models.pi05.main_pi05:PI05Policy",
-}
 
 
 @dataclass(frozen=True)
@@ -64,58 +55,6 @@ class ActionChunk:
     video: np.ndarray | None = None
 
 
-class ModelPlugin(Protocol):
-    """What a model family gives the engine.
-
-    A family whose chunks can be guided takes ``guidance`` in `infer` and has `normalize_actions`,
-    as `Engine.normalize_actions` describes it. One with requests of its own has ``run``, see
-    `Engine.run`, and may lack `infer`. One that several devices compute together takes
-    ``parallel``, a `ParallelConfig`, when it is made, and is made in every process of the default
-    process group. The attribute ``family`` is what kernel policies call it, if not by its name.
-    """
-
-    def infer(
-        self,
-        observations: Sequence[Observation],
-        *,
-        noise: Tensor | None,
-        seed: int | None,
-        num_steps: int | None,
-    ) -> list[ActionChunk]:
-        """Answers a batch of observations."""
-        ...
-
-    def call_sites(self) -> Sequence[Any]:
-        """Returns the kernel call sites of the model, in module order."""
-        ...
-
-    def linear_layers(self) -> Sequence[Linear]:
-        """Returns the layers whose weights have formats, in module order."""
-        ...
-
-    def weight_bytes(self) -> int:
-        """Returns the bytes its weights occupy."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Returns shapes, dtypes, preset and formats for people and tools."""
-        ...
-
-
-def _plugin(name: str) -> Callable[..., ModelPlugin]:
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        return getattr(import_module(module), attribute)
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    if name in found:
-        return found[name].load()
-    known = ", ".join(sorted({*_BUILT_IN, *found}))
-    raise ValueError(
-        f"no model plugin {name!r}; known: {known}. "
-        f"Packages add plugins through the entry-point group {ENTRY_POINT_GROUP}"
-    )
-
-
 class Engine:
     """Loads a model and answers observations.
 
@@ -139,7 +78,7 @@ class Engine:
         self.args = args
         self.config: EngineConfig = EngineConfig.from_env(args.config)
         device = self.config.device.resolve()
-        factory = _plugin(args.plugin)
+        factory = find_plugin(args.plugin)
         family = getattr(factory, "family", args.plugin)
         self.selector: Selector = initialize_kernel_system(
             self.config.kernel, device=device, model=ModelContext(family=family)
