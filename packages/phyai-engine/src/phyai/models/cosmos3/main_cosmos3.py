@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from phyai.dispatch import CallSite
 from phyai.engine import ActionChunk
 from phyai.engine_config import ParallelConfig, RuntimeConfig
 from phyai.layers import Linear
-from phyai.models.cosmos3.droid import ActionSpace, PolicyContract
+from phyai.models import inventory
+from phyai.models.cosmos3.droid import PolicyContract
 from phyai.models.cosmos3.loading import load_transformer
-from phyai.models.cosmos3.observations import CAMERAS, COMPOSED, chunk_of, policy_request
+from phyai.models.cosmos3.observations import (
+    CAMERAS,
+    COMPOSED,
+    chunk_of,
+    policy_request,
+    state_width,
+)
 from phyai.models.cosmos3.parallel import Parallel, join
 from phyai.models.cosmos3.pipeline import Cosmos3Pipeline
 from phyai.models.cosmos3.prompts import PromptStyle
@@ -137,35 +144,25 @@ class Cosmos3Generator:
 
     def call_sites(self) -> list[CallSite]:
         """Returns the kernel call sites of the models, in module order."""
-        return [
-            value
-            for model in self.modules.values()
-            for module in model.modules()
-            for value in vars(module).values()
-            if isinstance(value, CallSite)
-        ]
+        return inventory.call_sites(*self.modules.values())
 
     def linear_layers(self) -> list[Linear]:
         """Returns the layers whose weights have formats, in module order."""
-        found = (module for model in self.modules.values() for module in model.modules())
-        return [module for module in found if isinstance(module, Linear)]
+        return inventory.linear_layers(*self.modules.values())
 
     def weight_bytes(self) -> int:
         """Returns the bytes of all parameters, of packed ones as they are stored."""
         return sum(self._bytes().values())
 
     def _bytes(self) -> dict[str, int]:
-        return {
-            name: sum(stored_bytes(parameter) for parameter in model.parameters())
-            for name, model in self.modules.items()
-        }
+        return {name: inventory.weight_bytes(model) for name, model in self.modules.items()}
 
     def describe(self) -> dict[str, Any]:
         """Returns sizes, formats, parts, and what a policy reads and answers."""
         repository, contract = self.repository, self.contract
         formats = Counter(layer.spec.spec_id for layer in self.linear_layers())
         config = asdict(repository.config)
-        joints = contract.space is ActionSpace.JOINT_POSITION
+        width = state_width(contract)
         return {
             "family": self.family,
             "variant": repository.variant,
@@ -176,7 +173,7 @@ class Cosmos3Generator:
             "sound": "sound" in self.modules,
             "cameras": list(CAMERAS),
             "image_resolution": list(_VIEW),
-            "state_dim": 8 if joints else 7,
+            "state_dim": width,
             "action_dim": 8,
             "chunk_size": contract.chunk,
             "num_steps": self.args.num_steps or contract.sampling.steps,
@@ -191,7 +188,7 @@ class Cosmos3Generator:
                 "preset": f"cosmos3/{contract.domain}",
                 "cameras": [*CAMERAS, COMPOSED],
                 "camera_aliases": {},
-                "state_dim": 8 if joints else 7,
+                "state_dim": width,
                 "action_dim": 8,
                 "action_space": str(contract.space),
                 "tier": contract.tier,
@@ -259,11 +256,3 @@ def needs_decoder(request: Request) -> bool:
     if isinstance(request, PolicyRequest | WorldActionRequest):
         return request.decode_video
     return not isinstance(request, InverseDynamicsRequest)
-
-
-def stored_bytes(tensor: nn.Parameter | Tensor) -> int:
-    """Returns the bytes of a tensor, counting the inner tensors of a quantized one."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return tensor.numel() * tensor.element_size()
-    return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])

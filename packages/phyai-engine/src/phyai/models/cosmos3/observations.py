@@ -19,6 +19,11 @@ MODEL_STAGES = ("encode", "prefill", "denoise", "decode")
 """Stages of a request's timing that are the model's work."""
 
 
+def state_width(contract: PolicyContract) -> int:
+    """Returns the numbers of a state: joints and gripper, or position and quaternion."""
+    return 8 if contract.space is ActionSpace.JOINT_POSITION else 7
+
+
 def policy_request(
     observation: Observation, contract: PolicyContract, **settings: Any
 ) -> PolicyRequest:
@@ -35,7 +40,7 @@ def policy_request(
     images = dict(observation.images)
     state = observation.state
     joints = contract.space is ActionSpace.JOINT_POSITION
-    width = 8 if joints else 7
+    width = state_width(contract)
     if state is None or np.shape(state) != (width,):
         seen = "missing" if state is None else f"of shape {np.shape(state)}"
         what = (

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from phyai.dispatch import CallSite
 from phyai.engine import ActionChunk
 from phyai.engine_config import RuntimeConfig
 from phyai.layers import Linear
+from phyai.models import inventory
 from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.loading import load_pi05
 from phyai.models.pi05.model import PI05Model
@@ -125,20 +126,15 @@ class PI05Policy:
 
     def call_sites(self) -> list[CallSite]:
         """Returns the kernel call sites of the model, in module order."""
-        return [
-            value
-            for module in self.model.modules()
-            for value in vars(module).values()
-            if isinstance(value, CallSite)
-        ]
+        return inventory.call_sites(self.model)
 
     def linear_layers(self) -> list[Linear]:
         """Returns the layers whose weights have formats, in module order."""
-        return [module for module in self.model.modules() if isinstance(module, Linear)]
+        return inventory.linear_layers(self.model)
 
     def weight_bytes(self) -> int:
         """Returns the bytes of all parameters, of packed ones as they are stored."""
-        return sum(stored_bytes(parameter) for parameter in self.model.parameters())
+        return inventory.weight_bytes(self.model)
 
     def describe(self) -> dict[str, Any]:
         """Returns shapes, formats, preset and processors."""
@@ -166,11 +162,3 @@ class PI05Policy:
             },
             "processing": self.processor.describe(),
         }
-
-
-def stored_bytes(tensor: nn.Parameter | Tensor) -> int:
-    """Returns the bytes of a tensor, counting the inner tensors of a quantized one."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return tensor.numel() * tensor.element_size()
-    return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])
