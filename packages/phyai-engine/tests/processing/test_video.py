@@ -91,6 +91,9 @@ def test_other_arrays_are_refused(tmp_path, frames, reason):
 def test_other_sound_is_refused(tmp_path):
     with pytest.raises(ProcessingError, match=r"float32 \(1, 5\), not float \[2, samples\]"):
         write_wav(tmp_path / "a.wav", np.zeros((1, 5), np.float32))
+    with pytest.raises(ProcessingError, match=r"float32 \(1, 5\), not float \[2, samples\]"):
+        write_video(tmp_path / "a.mp4", moving(3), 24, sound=np.zeros((1, 5), np.float32))
+    assert not list(tmp_path.iterdir())
 
 
 def test_targets_are_checked_before_the_work(tmp_path):

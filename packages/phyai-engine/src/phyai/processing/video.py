@@ -114,6 +114,7 @@ def write_video(
     check_target(path)
     av = require_video()
     frames = _check_frames(frames)
+    sound = None if sound is None else _check_sound(sound)
     height, width = frames.shape[1:3]
     frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     try:
@@ -132,7 +133,7 @@ def write_video(
                 container.mux(stream.encode(picture))
             container.mux(stream.encode())
             if audio is not None and sound is not None:
-                _write_sound(av, container, audio, _check_sound(sound), sample_rate)
+                _write_sound(av, container, audio, sound, sample_rate)
     except av.FFmpegError as error:
         raise ProcessingError(f"{path} cannot be written: {error}") from error
 
