@@ -64,7 +64,7 @@ class FakeEngine:
         self.observations += observations
         self.steps.append(num_steps)
         self.computing.set()
-        assert self.open.wait(60)
+        assert self.open.wait(120)
         if self.failure is not None:
             raise self.failure
         for observation in observations:
@@ -86,7 +86,7 @@ def request(state=0.0, **changes):
     return found | {"prompt": "go"} | changes
 
 
-def wait_until(condition, timeout_s=30):
+def wait_until(condition, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -96,7 +96,7 @@ def wait_until(condition, timeout_s=30):
 class Running:
     """A server in a thread with its own event loop."""
 
-    def __init__(self, opened, start_s=60):
+    def __init__(self, opened, start_s=180):
         self._opened, self._start_s = opened, start_s
         self._started = threading.Event()
         self._error = None
@@ -121,7 +121,7 @@ class Running:
 
     def __exit__(self, *exception):
         self.stop()
-        self.thread.join(30)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
     def stop(self):
@@ -135,7 +135,7 @@ class Running:
     def get(self, path, headers=None):
         asked = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers or {})
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=120) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -154,11 +154,11 @@ class Running:
         thread = threading.Thread(target=ask)
         try:
             thread.start()
-            assert self.engine.computing.wait(30)
+            assert self.engine.computing.wait(120)
             yield replies
         finally:
             self.engine.open.set()
-            thread.join(30)
+            thread.join(120)
 
     def metric(self, line):
         text = self.get("/metrics")[1].decode()
@@ -212,7 +212,8 @@ def serve_reach():
 
     def start(policy=None, **settings):
         policy = policy or PolicyConfig(REACH, device="cpu")
-        config = ServeConfig(policy, ServerConfig(port=0, **settings))
+        server = replace(ServerConfig(port=0, request_timeout_s=300.0), **settings)
+        config = ServeConfig(policy, server)
         return Running(lambda: running_server(config))
 
     return start

@@ -1,6 +1,7 @@
 """Requests that come together: one batch, one queue, one limit of time."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,4 +103,6 @@ def test_a_request_that_takes_too_long_is_answered(serve_fake):
         with pytest.raises(ServerError, match=r"no answer within 0\.5 s"):
             client.infer(request())
         server.engine.open.set()
+        service = server.server.service
+        service.config = replace(service.config, request_timeout_s=120.0)
         client.infer(request())

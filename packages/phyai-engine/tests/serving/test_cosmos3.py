@@ -53,6 +53,11 @@ def request(**changes):
     return views | state | {"prompt": "put the cup on the plate"} | changes
 
 
+def asking(served):
+    """A client that waits as long as a busy machine needs."""
+    return PolicyClient(port=served.port, timeout_s=300.0)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return write_random_checkpoint(tmp_path_factory.mktemp("nano"), policy=SHORT)
@@ -70,7 +75,7 @@ def runner(checkpoint):
 
 @pytest.fixture
 def served(runner):
-    config = ServerConfig(port=0)
+    config = ServerConfig(port=0, request_timeout_s=300.0)
 
     @contextlib.asynccontextmanager
     async def opened():
@@ -82,7 +87,7 @@ def served(runner):
 
 
 def test_a_robot_asks_with_the_keys_of_the_published_server(served):
-    with PolicyClient(port=served.port) as client:
+    with asking(served) as client:
         described = client.metadata
         assert described["model"] == "cosmos3_policy"
         assert (described["action_horizon"], described["action_dim"]) == (4, 8)
@@ -104,7 +109,7 @@ def test_views_may_come_composed_and_the_state_matters(served):
     whole = request()
     views = [whole.pop(key) for key in list(whole)[:3]]
     composed = np.concatenate([views[0], np.concatenate(views[1:], axis=1)])
-    with PolicyClient(port=served.port) as client:
+    with asking(served) as client:
         apart = client.infer(request(), seed=3)["actions"]
         together = client.infer(whole | {"observation/image": composed}, seed=3)["actions"]
         np.testing.assert_array_equal(apart, together)
@@ -113,7 +118,7 @@ def test_views_may_come_composed_and_the_state_matters(served):
 
 
 def test_predicted_frames_come_if_asked_for(served):
-    with PolicyClient(port=served.port) as client:
+    with asking(served) as client:
         asked = request() | {"__options__": {"video": True, "seed": 5}}
         reply = client.infer(asked)
     video = reply["video"]
@@ -124,7 +129,7 @@ def test_predicted_frames_come_if_asked_for(served):
 
 def test_requests_are_computed_one_at_a_time(served):
     def ask(seed):
-        with PolicyClient(port=served.port) as client:
+        with asking(served) as client:
             return client.infer(request(), seed=seed)
 
     with ThreadPoolExecutor(3) as threads:
@@ -145,7 +150,7 @@ MISTAKES = [
 
 
 def test_what_a_request_lacks_is_said_and_the_connection_goes_on(served):
-    with PolicyClient(port=served.port) as client:
+    with asking(served) as client:
         for change, reason in MISTAKES:
             with pytest.raises(ServerError) as raised:
                 client.infer(request(**change))

@@ -22,7 +22,7 @@ def browse(*words):
         [BROWSER, *common, *waiting, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 

@@ -39,14 +39,14 @@ class Load:
     def __exit__(self, *exception):
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
 
     def wait_for(self, count):
         wait_until(lambda: len(self.replies) >= count)
 
     def _ask(self, port, number):
-        with PolicyClient(port=port) as client:
+        with PolicyClient(port=port, timeout_s=300.0) as client:
             while not self._stop.is_set():
                 with self._lock:
                     self.sent += 1

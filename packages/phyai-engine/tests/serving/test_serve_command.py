@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ server:
   api_key_file: key.txt
   default_prompt: reach the red disc
   max_batch: 2
+  drain_s: 3600
   record: records
 """
 
@@ -124,10 +124,9 @@ def test_a_server_answers_drains_on_sigterm_and_its_recording_is_replayed(folder
         wire["observation/state"] = np.zeros(4, np.float32)
         with PolicyClient(port=port, api_key="secret") as client:
             actions = [client.infer(wire, seed=seed)["actions"] for seed in (1, 2)]
-            started = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-            assert time.monotonic() - started < 10
+            # Nothing is in progress: the server does not wait for `drain_s`.
+            assert process.wait(120) == 0
     finally:
         process.kill()
         rest = process.stderr.read()
