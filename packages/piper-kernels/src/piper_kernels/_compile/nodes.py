@@ -85,17 +85,11 @@ def insert_call(
 
 def insert_named(graph: Graph, target: Any, arguments: Mapping[str, Any]) -> Node:
     """Append a call of a custom operator whose arguments are given by name; others are defaults."""
-    given = dict(arguments)
-    args, kwargs = [], {}
-    for argument in target._schema.arguments:
-        value = given.pop(argument.name) if argument.name in given else argument.default_value
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    if given:
-        raise TypeError(f"{target} has no arguments {', '.join(given)}")
-    return insert_call(graph, target, tuple(args), kwargs)
+    bound = _with_defaults(target, arguments)
+    named = {
+        item.name: bound.pop(item.name) for item in target._schema.arguments if item.kwarg_only
+    }
+    return insert_call(graph, target, tuple(bound.values()), named)
 
 
 def insert_mutation(graph: Graph, target: Any, mutated: str, arguments: Mapping[str, Any]) -> Node:
@@ -110,18 +104,23 @@ def insert_mutation(graph: Graph, target: Any, mutated: str, arguments: Mapping[
         mutated: The operand that it overwrites.
         arguments: Operands by name; others are defaults.
     """
-    named = {
-        argument.name: arguments.get(argument.name, argument.default_value)
-        for argument in target._schema.arguments
-        if argument.name != mutated
-    }
-    base = arguments[mutated]
+    named = _with_defaults(target, arguments)
+    base = named.pop(mutated)
     bases = {f"_{mutated}_base_index": 0, "_all_bases": [base]}
     call = graph.call_function(auto_functionalized_v2, (target,), named | bases)
     updated = graph.call_function(operator.getitem, (call, 1))
     call.meta["val"] = (None, base.meta["val"])
     updated.meta["val"] = base.meta["val"]
     return updated
+
+
+def _with_defaults(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of an operator by name; ``TypeError`` for a name that it lacks."""
+    schema = target._schema.arguments
+    unknown = sorted(set(arguments) - {item.name for item in schema})
+    if unknown:
+        raise TypeError(f"{target} has no arguments {', '.join(unknown)}")
+    return {item.name: arguments.get(item.name, item.default_value) for item in schema}
 
 
 def allocates(node: Node) -> bool:
