@@ -187,5 +187,5 @@ def _env_count(name: str, env: Mapping[str, str], default: int) -> int:
     if not text:
         return default
     if not text.isdecimal():
-        raise ValueError(f"{name} is {text!r}; expected a number of ranks")
+        raise ValueError(f"{name} is {text!r}; expected a number of ranks, at least 1")
     return int(text)

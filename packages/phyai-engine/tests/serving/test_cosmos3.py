@@ -145,7 +145,7 @@ MISTAKES = [
     ({"prompt": 3}, "'prompt' is int"),
     ({"__options__": {"noise": np.zeros((4, 8), np.float32)}}, "a seed, not noise"),
     ({"__options__": {"seed": 2**40}}, "seed is 1099511627776"),
-    ({"__options__": {"video": 1}}, "video is '1', expected true or false"),
+    ({"__options__": {"video": 1}}, "video is 1, expected true or false"),
 ]
 
 

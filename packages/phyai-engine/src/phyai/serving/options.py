@@ -99,7 +99,7 @@ def parse_options(raw: Any) -> RequestOptions:
 def _flag(name: str, options: Mapping[str, Any]) -> bool:
     value = options.get(name, False)
     if not isinstance(value, bool):
-        raise RequestError(f"{OPTIONS_KEY}.{name} is {str(value)[:40]!r}, expected true or false")
+        raise RequestError(f"{OPTIONS_KEY}.{name} is {value!r:.40}, expected true or false")
     return value
 
 
