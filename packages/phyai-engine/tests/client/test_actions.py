@@ -76,7 +76,7 @@ def test_actions_stay_in_step_with_the_robot_while_the_server_is_slow():
     client, done = FakeClient(0.05), [0]
     with RealtimePolicy(client, lambda: {"step": done[0]}, hz=100, horizon=12) as policy:
         for _ in range(60):
-            action = policy.next_action(timeout_s=2)
+            action = policy.next_action(timeout_s=120)
             # An observation that is taken between two steps may already count the next one.
             assert abs(float(action[0]) - done[0]) <= 1
             done[0] += 1
@@ -90,7 +90,7 @@ def test_actions_stay_in_step_with_the_robot_while_the_server_is_slow():
 def test_without_rtc_a_chunk_replaces_the_rest():
     client = FakeClient(0.0)
     with RealtimePolicy(client, lambda: {"step": 0}, hz=100, rtc=False) as policy:
-        assert policy.next_action(timeout_s=2) is not None
+        assert policy.next_action(timeout_s=120) is not None
     assert client.rtc[0] is None
 
 
@@ -99,17 +99,33 @@ def test_a_few_failures_are_outlived_and_ten_end_it(monkeypatch):
     client = FakeClient(0.0)
     client.failures = 9
     with RealtimePolicy(client, lambda: {"step": 0}, hz=100) as policy:
-        assert policy.next_action(timeout_s=2) is not None
+        assert policy.next_action(timeout_s=120) is not None
     client.failures = 10**6
     with RealtimePolicy(client, lambda: {"step": 0}, hz=100) as policy:
         with pytest.raises(RuntimeError, match="gave up") as raised:
-            policy.next_action(timeout_s=5)
+            policy.next_action(timeout_s=120)
         assert isinstance(raised.value.__cause__, ConnectionError)
     assert threading.active_count() < 50
 
 
+class HeldClient(FakeClient):
+    """It answers once it may."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.may_answer = threading.Event()
+
+    def infer(self, observation, *, rtc=None):
+        assert self.may_answer.wait(120)
+        return super().infer(observation, rtc=rtc)
+
+
 def test_nothing_in_time_is_none():
-    with RealtimePolicy(FakeClient(0.2), lambda: {"step": 0}, hz=100) as policy:
-        assert policy.next_action() is None
+    client = HeldClient()
+    with RealtimePolicy(client, lambda: {"step": 0}, hz=100) as policy:
+        try:
+            assert policy.next_action() is None
+        finally:
+            client.may_answer.set()
     with pytest.raises(ValueError, match="hz is 0"):
         RealtimePolicy(FakeClient(0.0), dict, hz=0)

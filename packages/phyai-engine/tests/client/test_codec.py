@@ -213,4 +213,4 @@ def test_the_client_imports_no_torch_and_nothing_that_unpickles():
         "bad = new & {'torch', 'phyai_quant', 'piper_kernels', 'dill', 'cloudpickle', 'PIL'}\n"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
