@@ -88,8 +88,8 @@ def projected(device="cpu", *, batch=1, rows=193, features=64, heads=2, head_dim
     }
 
 
-def call(operator, arguments):
-    """Call an operator whose arguments are given by name."""
+def bind(operator, arguments):
+    """Return arguments by position and by keyword from all by name; others are defaults."""
     given = dict(arguments)
     args, kwargs = [], {}
     for argument in operator.default._schema.arguments:
@@ -99,6 +99,12 @@ def call(operator, arguments):
         else:
             args.append(value)
     assert not given, f"unknown arguments {list(given)}"
+    return args, kwargs
+
+
+def call(operator, arguments):
+    """Call an operator whose arguments are given by name."""
+    args, kwargs = bind(operator, arguments)
     return operator(*args, **kwargs)
 
 

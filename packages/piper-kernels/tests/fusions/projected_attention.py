@@ -243,6 +243,21 @@ class Traced:
                  if getattr(node.target, "namespace", "") == "piper_kernels"]  # fmt: skip
         return [name.removeprefix("piper_kernels::") for name in names]
 
+    def change_chunk_rows(self, rows):
+        """Give the call that projects from windows another number of rows; return the old one."""
+        (call,) = [node for node in self.nodes if "attention_output" in str(node.target)]
+        name = "query_chunk_rows"
+        if name in call.kwargs:
+            before = call.kwargs[name]
+            call.kwargs = {**call.kwargs, name: rows}
+        else:
+            schema = call.target._schema.arguments
+            position = [argument.name for argument in schema].index(name)
+            before = call.args[position]
+            call.args = (*call.args[:position], rows, *call.args[position + 1 :])
+        self.module.recompile()
+        return before
+
     def find(self, name):
         """Return the only call of an operator."""
         (node,) = [n for n in self.nodes if str(n.target) == f"piper_kernels.{name}.default"]

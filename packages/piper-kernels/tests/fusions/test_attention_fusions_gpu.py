@@ -137,11 +137,7 @@ def test_chunks_of_nvfp4_outputs(projected_attention, fmt, static):
     model = projected_attention.Model(fmt=fmt, rows=5000, features=128, outputs=96, scales=scales)
     graph = projected_attention.trace(model.to("cuda"), OPTIONS[fmt]())
     whole = graph()
-    (call,) = [n for n in graph.nodes if "attention_output" in str(n.target)]
-    names = [argument.name for argument in call.target._schema.arguments]
-    position = names.index("query_chunk_rows")
-    call.args = (*call.args[:position], 1024, *call.args[position + 1 :])
-    graph.module.recompile()
+    graph.change_chunk_rows(1024)
     # A maximum of rotated values may differ by a rounding, and codes with it by a step.
     assert projected_attention.relative_error(graph(), whole) < SUM_TOLERANCE
 
@@ -163,10 +159,8 @@ def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv
     apart = projected_attention.trace(model, convrot_int8_piper_compile_options())
     whole = apart()
     assert torch.equal(graph(), whole)
-    call = graph.find(name)
     for rows in (128, 256):
-        call.kwargs = {**call.kwargs, "query_chunk_rows": rows}
-        graph.module.recompile()
+        graph.change_chunk_rows(rows)
         assert torch.equal(graph(), whole)
 
 

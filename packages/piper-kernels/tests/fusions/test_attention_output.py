@@ -77,14 +77,7 @@ def test_floating_inputs_are_prepared_by_windows(operators):
 def test_opcheck(operators, operator):
     parts = operators.projected(rows=130)
     found = arguments(parts, given=operator is GIVEN, coarse="projected", query_chunk_rows=64)
-    positional, named = [], {}
-    for argument in operator.default._schema.arguments:
-        value = found.get(argument.name, argument.default_value)
-        if argument.kwarg_only:
-            named[argument.name] = value
-        else:
-            positional.append(value)
-    torch.library.opcheck(operator.default, positional, named)
+    torch.library.opcheck(operator.default, *operators.bind(operator, found))
 
 
 BAD = {

@@ -193,11 +193,8 @@ def test_windows_do_not_change_the_result(fuse, is_causal):
     given = {"rows": 300, "outputs": 40, "is_causal": is_causal, "batch": 2, "kv_heads": 1}
     _, graph = fuse(fuse_output=True, **given)
     whole = graph()
-    call = graph.find(OUTPUT)
-    call.kwargs = {**call.kwargs, "query_chunk_rows": 128}
-    graph.module.recompile()
+    graph.change_chunk_rows(128)
     assert torch.equal(graph(), whole)
-    call.kwargs = {**call.kwargs, "query_chunk_rows": 64}
-    graph.module.recompile()
+    graph.change_chunk_rows(64)
     with pytest.raises(ValueError, match="positive multiple of 128, got 64"):
         graph()

@@ -86,14 +86,9 @@ def test_regions_are_fused(fuse, projected_attention, fmt, variant):
 @pytest.mark.parametrize("outputs", [48, 128, 160])
 def test_chunks_of_a_dynamic_output_share_one_scale(fuse, monkeypatch, fmt, outputs):
     _, graph = fuse(fmt, rows=520, outputs=outputs, **RESIDUAL, projected_gate=True)
-    (call,) = [n for n in graph.nodes if "attention_output" in str(n.target)]
-    names = [argument.name for argument in call.target._schema.arguments]
-    position = names.index("query_chunk_rows")
-    assert call.args[position] == windows.NVFP4_DYNAMIC_CHUNK_ROWS
     whole = graph()
     monkeypatch.setattr(_output_ops, "NVFP4_WINDOW_ROWS", 256)
-    call.args = (*call.args[:position], 128, *call.args[position + 1 :])
-    graph.module.recompile()
+    assert graph.change_chunk_rows(128) == windows.NVFP4_DYNAMIC_CHUNK_ROWS
     assert torch.equal(graph(), whole)
     assert outputs == whole.shape[-1]
 
@@ -119,13 +114,8 @@ def test_a_narrow_dynamic_result_takes_the_place_of_the_attention(monkeypatch):
 @pytest.mark.parametrize("fmt", OPTIONS)
 def test_static_windows_do_not_change_the_result(fuse, fmt):
     model, graph = fuse(fmt, rows=520, outputs=48, scales=STATIC, **RESIDUAL)
-    (call,) = [n for n in graph.nodes if "attention_output" in str(n.target)]
-    names = [argument.name for argument in call.target._schema.arguments]
-    position = names.index("query_chunk_rows")
-    assert call.args[position] == windows.NVFP4_WINDOW_ROWS
     whole = graph()
-    call.args = (*call.args[:position], 128, *call.args[position + 1 :])
-    graph.module.recompile()
+    assert graph.change_chunk_rows(128) == windows.NVFP4_WINDOW_ROWS
     assert torch.equal(graph(), whole)
     assert model.rows == 520
 
