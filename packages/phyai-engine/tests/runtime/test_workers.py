@@ -38,33 +38,27 @@ class Adder:
         dist.barrier()
 
 
-@pytest.fixture(scope="module")
-def workers():
-    pool = Workers(2, Adder, 10.0)
-    yield pool
-    pool.close()
+def test_ranks_answer_together_fail_together_and_end_together():
+    """One test, because starting processes takes seconds and the last step ends them."""
+    workers = Workers(2, Adder, 10.0)
+    try:
+        question = Question(torch.tensor([1.0, 2.0]), ("a", "b"))
+        answer = workers.call("add", question, scale=2.0)
+        torch.testing.assert_close(answer["sum"], torch.tensor([2 * 2 + 21.0, 2 * 4 + 21.0]))
+        assert (answer["labels"], answer["rank"]) == (("a", "b"), 0)
+        assert isinstance(answer["host"], np.ndarray)
 
+        with pytest.raises(LookupError, match="no such thing") as raised:
+            workers.call("refuse")
+        assert "on rank 0" in raised.value.__notes__[0]
+        assert workers.call("add", Question(torch.zeros(1), ()))["sum"].item() == 21.0
 
-def test_every_rank_takes_part_and_rank_0_answers(workers):
-    question = Question(torch.tensor([1.0, 2.0]), ("a", "b"))
-    answer = workers.call("add", question, scale=2.0)
-    torch.testing.assert_close(answer["sum"], torch.tensor([2 * 2 + 21.0, 2 * 4 + 21.0]))
-    assert (answer["labels"], answer["rank"]) == (("a", "b"), 0)
-    assert isinstance(answer["host"], np.ndarray)
-
-
-def test_an_error_of_all_ranks_is_raised_and_they_go_on(workers):
-    with pytest.raises(LookupError, match="no such thing") as raised:
-        workers.call("refuse")
-    assert "on rank 0" in raised.value.__notes__[0]
-    assert workers.call("add", Question(torch.zeros(1), ()))["sum"].item() == 21.0
-
-
-def test_the_death_of_a_rank_is_named_and_ends_the_others(workers):
-    with pytest.raises(WorkerError, match="rank 1 ended with exit code 7"):
-        workers.call("die", 1)
-    with pytest.raises(WorkerError, match="rank 1 ended"):
-        workers.call("refuse")
+        with pytest.raises(WorkerError, match="rank 1 ended with exit code 7"):
+            workers.call("die", 1)
+        with pytest.raises(WorkerError, match="rank 1 ended"):
+            workers.call("refuse")
+    finally:
+        workers.close()
 
 
 class Idle:
