@@ -1,45 +1,20 @@
 """Several processes answer as one, and say so when one of them fails."""
 
 import multiprocessing
-import os
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from phyai.runtime.workers import WorkerError, Workers
 
 
-@dataclass(frozen=True, eq=False)
-class Question:
-    values: torch.Tensor
-    labels: tuple[str, ...]
-
-
-class Adder:
-    """Sums over the ranks; its rank-dependent methods break the step."""
-
-    def __init__(self, rank, start):
-        self.rank, self.start = rank, start
-
-    def add(self, question, *, scale=1.0):
-        total = question.values * scale + self.rank + self.start
-        dist.all_reduce(total)
-        return {"sum": total, "labels": question.labels, "rank": self.rank, "host": np.ones(2)}
-
-    def refuse(self):
-        raise LookupError("no such thing")
-
-    def die(self, rank):
-        if self.rank == rank:
-            os._exit(7)
-        dist.barrier()
-
-
-def test_ranks_answer_together_fail_together_and_end_together():
+def test_ranks_answer_together_fail_together_and_end_together(monkeypatch):
     """One test, because starting processes takes seconds and the last step ends them."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # started processes get the path too
+    from rank_adder import Adder, Question
+
     workers = Workers(2, Adder, 10.0)
     try:
         question = Question(torch.tensor([1.0, 2.0]), ("a", "b"))

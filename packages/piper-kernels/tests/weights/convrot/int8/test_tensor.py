@@ -78,7 +78,7 @@ def test_from_hp_reads_strided_sources():
         (torch.zeros(4, 16).to_sparse(), "strided layout"),
         (torch.zeros(4, 16, device="meta"), "cannot quantize a meta tensor"),
         (torch.zeros(4, 24), "is not divisible by group size"),
-        (torch.zeros(4, 80, 3, 3, 3), "power of two"),
+        (torch.zeros(4, 80, 3, 3, 3), "power-of-two"),
         (torch.zeros(4, 64, 3, 3, 1), r"\[out, 3, 3, 3, in\]"),
     ],
 )
@@ -112,7 +112,7 @@ QDATA, SCALE = storage()
         (QDATA.to_sparse(), SCALE, "strided layout"),
         (QDATA[:, :24].contiguous(), SCALE, "24 is not divisible by group size 16"),
         (torch.zeros(8, 3, 3, 2, 64, dtype=torch.int8), SCALE, r"\[out, 3, 3, 3, in\]"),
-        (torch.zeros(8, 3, 3, 3, 48, dtype=torch.int8), SCALE, "power of two"),
+        (torch.zeros(8, 3, 3, 3, 48, dtype=torch.int8), SCALE, "power-of-two"),
     ],
 )
 def test_constructor_refusals(qdata, scale, match):
