@@ -30,7 +30,7 @@ from phyai.models.cosmos3.hashed import hashed, hashed_weight
 from phyai.models.cosmos3.vae import TileConfig, WanVAE, WanVAEConfig
 from phyai.models.cosmos3.vae.convs import Layout
 from phyai.models.cosmos3.vae.random_weights import fill, tiny_config
-from phyai.models.pi05.bench import kernel_times, quantiles
+from phyai.models.measuring import kernel_times, quantiles
 from phyai.runtime.graphs import CapturedLoop
 
 LAYOUTS: tuple[Layout, ...] = ("volume", "stacked")

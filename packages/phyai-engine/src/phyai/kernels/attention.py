@@ -174,21 +174,11 @@ _SPEC = OpSpec(
 )
 
 
-def populate(catalog: Catalog) -> None:
-    """Declares ``attention`` and its rows."""
-    catalog.register_op(_SPEC)
-    padded = eq("attrs.layout", "padded", FactKind.STR)
-    either = one_of("attrs.layout", "padded", "ragged", kind=FactKind.STR)
-    # The calling convention has no mask, window or cap.
-    plain = all_of(
-        is_none("attrs.sliding_window"),
-        is_none("attrs.logits_soft_cap"),
-        one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
-        one_of("attrs.masked", None, False, kind=FactKind.BOOL),
-    )
+def _register_flashinfer(catalog: Catalog, layout: Predicate, plain: Predicate) -> None:
+    """Adds the rows of FlashInfer for calls of a layout that ask for nothing special."""
     flashinfer = all_of(
         FLASHINFER,
-        either,
+        layout,
         one_of("shape.head_dim", *HEAD_DIMS),
         half("input", "key", "value"),
         plain,
@@ -209,6 +199,21 @@ def populate(catalog: Catalog) -> None:
                 metadata={"package": "flashinfer-python"},
             )
         )
+
+
+def populate(catalog: Catalog) -> None:
+    """Declares ``attention`` and its rows."""
+    catalog.register_op(_SPEC)
+    padded = eq("attrs.layout", "padded", FactKind.STR)
+    either = one_of("attrs.layout", "padded", "ragged", kind=FactKind.STR)
+    # The calling convention has no mask, window or cap.
+    plain = all_of(
+        is_none("attrs.sliding_window"),
+        is_none("attrs.logits_soft_cap"),
+        one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
+        one_of("attrs.masked", None, False, kind=FactKind.BOOL),
+    )
+    _register_flashinfer(catalog, either, plain)
     catalog.register(
         Impl(
             kernel_id="sdpa.attention",

@@ -126,24 +126,9 @@ def _fp8_row(granularity: str) -> Impl:
     return _row(f"torch.gemm.fp8_{granularity}", when, returns(_fp8_scaled_mm), Priority.GENERAL)
 
 
-def populate(catalog: Catalog) -> None:
-    """Declares ``gemm`` and its rows."""
-    catalog.register_op(
-        OpSpec(
-            name="gemm",
-            dims=("M", "N", "K"),
-            dtypes=("input", "output"),
-            optional_dtypes=("weight",),
-            signature="(layer, x, bias) -> Tensor",
-            bench_args=gemm_inputs,
-            doc="x [..., K] times layer.weight [N, K] transposed, plus bias [N] or None.",
-        )
-    )
-    dequantized = returns(_dequantized)
-    lowest = Priority.REFERENCE
-    dense = one_of(_FORMAT, "bf16", "fp16")
-    rows = (
-        _row("torch.gemm.bf16", dense, returns(_dense), lowest, reference=True),
+def _triton_rows(dense: Predicate) -> tuple[Impl, ...]:
+    """Returns the rows of dense weights that are kernels of this package."""
+    return (
         _row(
             "triton.gemm.small_fp32",
             all_of(
@@ -175,8 +160,30 @@ def populate(catalog: Catalog) -> None:
             ),
             _hopper,
             # Behind cuBLAS, whose row has the same priority and an earlier id: a policy prefers it.
-            lowest,
+            Priority.REFERENCE,
         ),
+    )
+
+
+def populate(catalog: Catalog) -> None:
+    """Declares ``gemm`` and its rows."""
+    catalog.register_op(
+        OpSpec(
+            name="gemm",
+            dims=("M", "N", "K"),
+            dtypes=("input", "output"),
+            optional_dtypes=("weight",),
+            signature="(layer, x, bias) -> Tensor",
+            bench_args=gemm_inputs,
+            doc="x [..., K] times layer.weight [N, K] transposed, plus bias [N] or None.",
+        )
+    )
+    dequantized = returns(_dequantized)
+    lowest = Priority.REFERENCE
+    dense = one_of(_FORMAT, "bf16", "fp16")
+    rows = (
+        _row("torch.gemm.bf16", dense, returns(_dense), lowest, reference=True),
+        *_triton_rows(dense),
         _fp8_row("per_tensor"),
         _fp8_row("per_channel"),
         *(

@@ -2,8 +2,9 @@
 
 import torch
 
+from phyai.dispatch.config import KernelConfig
 from phyai.layers import Linear
-from phyai.models.cosmos3.bench import kernels
+from phyai.models.measuring import policy_in_force
 from phyai.models.pi05.decoder import DecoderLayer
 from phyai.models.pi05.sizes import DecoderSizes
 from phyai.models.pi05.stream import Stream
@@ -29,7 +30,7 @@ def test_a_plain_layer_rounds_in_its_norms_and_its_activation(fused, monkeypatch
     def normal(*shape):
         return torch.randn(shape, generator=generator).bfloat16()
 
-    with kernels(POLICY, "cpu"):
+    with policy_in_force(KernelConfig(policy_config=POLICY), "cpu", "pi05"):
         layer = DecoderLayer(
             SIZES, prefix="body.layers.0", index=1, role="prefix", attention_role="prefix",
             adaptive=False, params_dtype=torch.bfloat16, device="cpu",

@@ -2,17 +2,15 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_scope
 from phyai.dispatch.config import KernelConfig
-from phyai.dispatch.types import ModelContext
 from phyai.layers import Linear
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.droid import PolicyContract
@@ -26,8 +24,7 @@ from phyai.models.cosmos3.runtime import Cosmos3Runtime, FrameEncoder
 from phyai.models.cosmos3.vae import WanVAE
 from phyai.models.cosmos3.vae.config import WanVAEConfig
 from phyai.models.cosmos3.vae.random_weights import fill
-from phyai.models.pi05.bench import kernel_times, quantiles
-from phyai_quant import use_quant_plan
+from phyai.models.measuring import kernel_times, policy_in_force, quantiles
 
 TEXT_TOKENS = (82, 10)
 """Tokens of an instruction in the policy's prompt, and of the empty prompt."""
@@ -59,16 +56,13 @@ class CountedTokens:
         return tuple(generator.randrange(self.vocab_size) for _ in range(count))
 
 
-@contextmanager
-def kernels(policy: Policy, device: str) -> Iterator[None]:
+def kernels(policy: Policy, device: str) -> AbstractContextManager[None]:
     """Puts a policy's kernel rules and quantization in force; none if None."""
     if isinstance(policy, Path):
         config = KernelConfig(config_path=policy)
     else:
         config = KernelConfig(policy_config=policy)
-    selector = initialize_kernel_system(config, device=device, model=ModelContext(family="cosmos3"))
-    with kernel_selector_scope(selector), use_quant_plan(selector.policy.quant_plan):
-        yield
+    return policy_in_force(config, device, "cosmos3")
 
 
 def random_pipeline(

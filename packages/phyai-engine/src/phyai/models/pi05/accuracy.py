@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_scope
 from phyai.dispatch.catalog import build_catalog
 from phyai.dispatch.config import KernelConfig
-from phyai.dispatch.types import ModelContext
+from phyai.models.measuring import policy_in_force
 from phyai.models.pi05.bench import Setting, request
 from phyai.models.pi05.config import PI05Config
 from phyai.models.pi05.random_weights import full_size_config, random_model
 from phyai.models.pi05.runtime import PI05Runtime
-from phyai_quant import use_quant_plan
 
 PROMPTS = (0, 7, 16, 41, 64, 113, 200)
 """Prompt lengths that are asked in turns, with one to three cameras."""
@@ -45,11 +43,8 @@ def _answers(
     config: PI05Config, device: str, count: int, dtype: torch.dtype, kernels: KernelConfig
 ) -> list[Tensor]:
     """Returns the way from noise to actions for every question, on the CPU."""
-    selector = initialize_kernel_system(
-        kernels, device=device, model=ModelContext(family=config.family)
-    )
     found: list[Tensor] = []
-    with kernel_selector_scope(selector), use_quant_plan(selector.policy.quant_plan):
+    with policy_in_force(kernels, device, config.family):
         model = random_model(config, params_dtype=dtype, device=torch.device(device))
         graphs = torch.device(device).type == "cuda" and dtype != torch.float32
         sampler = PI05Runtime(model) if graphs else model

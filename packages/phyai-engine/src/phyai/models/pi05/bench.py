@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.dispatch.bootstrap import initialize_kernel_system, kernel_selector_scope
 from phyai.dispatch.config import KernelConfig
-from phyai.dispatch.types import ModelContext
+from phyai.models.measuring import kernel_times, policy_in_force, quantiles
 from phyai.models.pi05.floor import H200_BF16, STAGES, Rates, floor_ms
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.random_weights import full_size_config, random_model
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.staging import Staged
 from phyai.processing.inputs import ModelInputs
-from phyai_quant import use_quant_plan
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,6 @@ def request(model: PI05Model, setting: Setting, seed: int = 0) -> ModelInputs:
     state = torch.randn(batch, config.max_state_dim, generator=generator)
     state = state if config.family == "pi0" else None
     return ModelInputs(images, present, tokens, mask, state, ("",) * batch)
-
-
-def quantiles(values: list[float]) -> dict[str, float]:
-    """Returns median, 10th, 90th and 99th percentile of milliseconds."""
-    found = torch.tensor(values, dtype=torch.float64)
-    return {
-        name: round(float(found.quantile(share)), 4)
-        for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-    }
 
 
 def _stages(
@@ -138,21 +127,6 @@ def time_stages(
     }
 
 
-def kernel_times(function: Callable[[], Any]) -> list[tuple[str, int, float]]:
-    """Returns (kernel, launches, microseconds) of one call, longest first."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        function()
-        torch.cuda.synchronize()
-    rows = [
-        (event.key, event.count, event.self_device_time_total)
-        for event in found.key_averages()
-        if event.self_device_time_total > 0
-    ]
-    return sorted(rows, key=lambda row: -row[2])
-
-
 def measure(
     runtime: PI05Runtime,
     setting: Setting,
@@ -205,10 +179,7 @@ def measure_all(
     Yields:
         What `measure` returns.
     """
-    selector = initialize_kernel_system(
-        KernelConfig(config_path=policy), device=device, model=ModelContext(family="pi05")
-    )
-    with kernel_selector_scope(selector), use_quant_plan(selector.policy.quant_plan):
+    with policy_in_force(KernelConfig(config_path=policy), device, "pi05"):
         model = random_model(
             full_size_config(), params_dtype=torch.bfloat16, device=torch.device(device)
         )
