@@ -69,7 +69,7 @@ RUNS = (
     ),
     Run(f"{ENGINE}/benchmark_cosmos3_vae.py", 120, ("--output", f"{RESULTS}/cosmos3_vae.json")),
 )
-"""In the order in which they run, one after another; together about 26 minutes."""
+"""In the order in which they run, one after another; the estimates add up to 26 minutes."""
 
 NEED_MORE = {
     f"{ENGINE}/benchmark_serving.py": "a checkpoint; scripts/write_random_checkpoint.py writes one"
