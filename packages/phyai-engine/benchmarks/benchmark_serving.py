@@ -9,59 +9,17 @@ gets SIGKILL in the middle of the run with most clients, and every request is ac
 
 import argparse
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from _serving_load import Server, observation
 
 from phyai.client import PolicyClient
-
-
-class Server:
-    """``phyai serve`` as a process, with its log."""
-
-    def __init__(self, checkpoint: Path, replicas: int, device: str | None) -> None:
-        command = [sys.executable, "-m", "phyai", "serve", "--checkpoint", str(checkpoint)]
-        command += ["--port", "0", "--replicas", str(replicas), "--max-batch", "16"]
-        command += ["--device", device] if device else []
-        self.process = subprocess.Popen(  # noqa: S603
-            command, stderr=subprocess.PIPE, text=True
-        )
-        self.events: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        self.port = self.wait_for("listening")["port"]
-
-    def wait_for(self, name: str, count: int = 1, timeout_s: float = 300) -> dict[str, Any]:
-        """Return the event `name` when it has come `count` times."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and self.process.poll() is None:
-            found = [event for event in self.events if event["event"] == name]
-            if len(found) >= count:
-                return found[count - 1]
-            time.sleep(0.01)
-        if self.process.poll() is not None:
-            raise RuntimeError(f"phyai serve ended with status {self.process.returncode}")
-        raise TimeoutError(f"no event {name!r} within {timeout_s} s")
-
-    def close(self) -> None:
-        """Drain and end."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
-
-    def _read(self) -> None:
-        for line in self.process.stderr or ():
-            if line.startswith("{"):
-                self.events.append(json.loads(line) | {"at": time.monotonic()})
 
 
 class Clients:
@@ -87,14 +45,7 @@ class Clients:
 
     def _ask(self, port: int, number: int) -> None:
         with PolicyClient(port=port, timeout_s=120) as client:
-            height, width, _ = client.metadata["image_shape"]
-            random = np.random.default_rng(number)
-            request: dict[str, Any] = {
-                key: random.integers(0, 256, (height, width, 3), np.uint8)
-                for key in client.metadata["image_keys"]
-            }
-            request["observation.state"] = np.zeros(client.metadata["state_dim"], np.float32)
-            request["prompt"] = "reach the red disc"
+            request = observation(client.metadata, number)
             while not self._stop.is_set():
                 with self._lock:
                     self.sent += 1
