@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phyai.cli import cosmos3_options as own
 from phyai.cli import engines
 from phyai.cli.cosmos3_files import (
     check_clip_target,
@@ -90,11 +91,11 @@ class Targets:
 class Sampler:
     """What the command line says about sampling; None leaves the default of the mode."""
 
-    steps: int | None = None
-    guidance: float | None = None
-    shift: float | None = None
-    schedule: str | None = None
-    interval: str | None = None
+    steps: own.Steps = None
+    guidance: own.Guidance = None
+    shift: own.Shift = None
+    schedule: own.Schedule = None
+    interval: own.Interval = None
 
     def settle(self, repository: "Repository", kind: Any) -> Any:
         """Return the sampling of a mode with these changes.

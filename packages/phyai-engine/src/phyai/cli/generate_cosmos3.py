@@ -1,18 +1,81 @@
 """``phyai run cosmos3``, the modes without actions: pictures, clips and sound from text."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from phyai.cli import cosmos3_options as own
-from phyai.cli import engines, options
+from phyai.cli import options
 from phyai.cli.cosmos3_files import read_clip, read_text
 from phyai.cli.cosmos3_run import Job, Sampler, Targets
+from phyai.cli.option_groups import with_groups
 
 _PictureOut = Annotated[Path, typer.Option(help="Picture to write: .png or .jpg.", metavar="FILE")]
+_Take = Annotated[
+    str, typer.Option(help="Continue its first or its last 5 frames.", metavar="first|last")
+]
 
 
+@dataclass(frozen=True)
+class Clip:
+    """A clip to make, from what is said about it to its file."""
+
+    prompt: own.Prompt
+    out: own.VideoOut
+    negative_prompt: own.Negative = ""
+    height: own.Height = 720
+    width: own.Width = 1280
+    frames: own.Frames = 189
+    fps: own.Fps = 24.0
+    sound: own.Sound = False
+    wav: own.Wav = None
+    no_metadata: own.NoMetadata = False
+    seed: own.Seed = 0
+    tiles: own.Tiles = False
+
+    def make(
+        self,
+        kind: Any,
+        checkpoint: Path,
+        sampler: Sampler,
+        placement: options.Placement,
+        *,
+        json_output: bool,
+        **begins: Any,
+    ) -> None:
+        """Make it and write it.
+
+        Args:
+            kind: Class of the request.
+            checkpoint: Repository of the model.
+            sampler: Changes to its sampling.
+            placement: Devices and precision.
+            json_output: Whether to print one JSON document.
+            begins: Fields of the request about what the clip begins with.
+        """
+        fields = {
+            "prompt": read_text(self.prompt),
+            "negative_prompt": read_text(self.negative_prompt),
+            "height": self.height,
+            "width": self.width,
+            "frames": self.frames,
+            "fps": self.fps,
+            "sound": self.sound or self.wav is not None,
+            "metadata": not self.no_metadata,
+            "seed": self.seed,
+        }
+        Job(
+            kind,
+            sampler,
+            Targets(clip=self.out, sound=self.wav, json=json_output),
+            placement.engine(checkpoint, decoder=True, tiles=self.tiles),
+            fields | begins,
+        ).run()
+
+
+@with_groups
 def run_t2i(
     checkpoint: own.Checkpoint,
     prompt: own.Prompt,
@@ -22,17 +85,9 @@ def run_t2i(
     width: own.Width = 1024,
     no_metadata: own.NoMetadata = False,
     seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    *,
+    sampler: Sampler,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Make a picture of a caption."""
@@ -40,12 +95,9 @@ def run_t2i(
 
     Job(
         TextToImageRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
+        sampler,
         Targets(picture=out, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=True, graphs=not no_graphs,
-            cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
+        placement.engine(checkpoint, decoder=True),
         {
             "prompt": read_text(prompt),
             "negative_prompt": read_text(negative_prompt),
@@ -54,34 +106,15 @@ def run_t2i(
             "metadata": not no_metadata,
             "seed": seed,
         },
-    ).run()  # fmt: skip
+    ).run()
 
 
+@with_groups
 def run_t2v(
     checkpoint: own.Checkpoint,
-    prompt: own.Prompt,
-    out: own.VideoOut,
-    negative_prompt: own.Negative = "",
-    height: own.Height = 720,
-    width: own.Width = 1280,
-    frames: own.Frames = 189,
-    fps: own.Fps = 24.0,
-    sound: own.Sound = False,
-    wav: own.Wav = None,
-    no_metadata: own.NoMetadata = False,
-    seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
-    tiles: own.Tiles = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    clip: Clip,
+    sampler: Sampler,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Make a clip of a caption, with sound if asked for.
@@ -91,139 +124,55 @@ def run_t2v(
     """
     from phyai.models.cosmos3.requests import TextToVideoRequest
 
-    Job(
-        TextToVideoRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
-        Targets(clip=out, sound=wav, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=True, tiles=tiles,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
-        {
-            "prompt": read_text(prompt),
-            "negative_prompt": read_text(negative_prompt),
-            "height": height,
-            "width": width,
-            "frames": frames,
-            "fps": fps,
-            "sound": sound or wav is not None,
-            "metadata": not no_metadata,
-            "seed": seed,
-        },
-    ).run()  # fmt: skip
+    clip.make(TextToVideoRequest, checkpoint, sampler, placement, json_output=json_output)
 
 
+@with_groups
 def run_i2v(
     checkpoint: own.Checkpoint,
     image: own.Image,
-    prompt: own.Prompt,
-    out: own.VideoOut,
-    negative_prompt: own.Negative = "",
-    height: own.Height = 720,
-    width: own.Width = 1280,
-    frames: own.Frames = 189,
-    fps: own.Fps = 24.0,
-    sound: own.Sound = False,
-    wav: own.Wav = None,
-    no_metadata: own.NoMetadata = False,
-    seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
-    tiles: own.Tiles = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    clip: Clip,
+    sampler: Sampler,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Make a clip that begins with a picture."""
     from phyai.cli.images import read_image
     from phyai.models.cosmos3.requests import ImageToVideoRequest
 
-    Job(
+    clip.make(
         ImageToVideoRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
-        Targets(clip=out, sound=wav, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=True, tiles=tiles,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
-        {
-            "prompt": read_text(prompt),
-            "negative_prompt": read_text(negative_prompt),
-            "image": read_image(image),
-            "height": height,
-            "width": width,
-            "frames": frames,
-            "fps": fps,
-            "sound": sound or wav is not None,
-            "metadata": not no_metadata,
-            "seed": seed,
-        },
-    ).run()  # fmt: skip
+        checkpoint,
+        sampler,
+        placement,
+        json_output=json_output,
+        image=read_image(image),
+    )
 
 
+@with_groups
 def run_v2v(
     checkpoint: own.Checkpoint,
     clip: Annotated[
         Path,
         typer.Option(help="Video file or folder of pictures; 5 frames of it are continued."),
     ],
-    prompt: own.Prompt,
-    out: own.VideoOut,
-    take: Annotated[
-        str, typer.Option(help="Continue its first or its last 5 frames.", metavar="first|last")
-    ] = "last",
-    negative_prompt: own.Negative = "",
-    height: own.Height = 720,
-    width: own.Width = 1280,
-    frames: own.Frames = 189,
-    fps: own.Fps = 24.0,
-    sound: own.Sound = False,
-    wav: own.Wav = None,
-    no_metadata: own.NoMetadata = False,
-    seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
-    tiles: own.Tiles = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    made: Clip,
+    take: _Take = "last",
+    *,
+    sampler: Sampler,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Make a clip that continues another one."""
     from phyai.models.cosmos3.requests import VideoToVideoRequest
 
-    Job(
+    made.make(
         VideoToVideoRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
-        Targets(clip=out, sound=wav, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=True, tiles=tiles,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
-        {
-            "prompt": read_text(prompt),
-            "negative_prompt": read_text(negative_prompt),
-            "clip": read_clip(clip, most=5 if take == "first" else None),
-            "take": take,
-            "height": height,
-            "width": width,
-            "frames": frames,
-            "fps": fps,
-            "sound": sound or wav is not None,
-            "metadata": not no_metadata,
-            "seed": seed,
-        },
-    ).run()  # fmt: skip
+        checkpoint,
+        sampler,
+        placement,
+        json_output=json_output,
+        clip=read_clip(clip, most=5 if take == "first" else None),
+        take=take,
+    )

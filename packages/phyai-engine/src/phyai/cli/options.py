@@ -1,11 +1,12 @@
 """Options that several commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phyai.cli.engines import Precision
+from phyai.cli.engines import EngineRequest, Precision
 from phyai.cli.errors import CliError
 
 Checkpoint = Annotated[
@@ -145,6 +146,34 @@ Out = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model runs and how, for commands whose model may take several devices."""
+
+    device: Device = None
+    dtype: Dtype = None
+    kernel_config: KernelConfigFile = None
+    no_graphs: NoGraphs = False
+    cfg_parallel: CfgParallel = None
+    tensor_parallel: TensorParallel = None
+
+    def engine(
+        self, checkpoint: Path, *, decoder: bool = False, tiles: bool = False
+    ) -> EngineRequest:
+        """Return what to load there; see `EngineRequest` for the arguments."""
+        return EngineRequest(
+            checkpoint,
+            self.device,
+            self.dtype,
+            self.kernel_config,
+            graphs=not self.no_graphs,
+            decoder=decoder,
+            tiles=tiles,
+            cfg_parallel=self.cfg_parallel,
+            tensor_parallel=self.tensor_parallel,
+        )
 
 
 def require_folder(file: Path | None) -> None:

@@ -1,16 +1,18 @@
 """``phyai run cosmos3``: actions, clips, pictures and sound of one request."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from phyai.cli import cosmos3_options as own
-from phyai.cli import engines, options
+from phyai.cli import options
 from phyai.cli.cosmos3_files import read_actions, read_clip, read_normalizer, read_text
 from phyai.cli.cosmos3_run import Job, Sampler, Targets
 from phyai.cli.errors import CliError, checked
 from phyai.cli.generate_cosmos3 import run_i2v, run_t2i, run_t2v, run_v2v
+from phyai.cli.option_groups import with_groups
 
 app: typer.Typer = typer.Typer(help="Run Cosmos3 once, in any of its modes.", no_args_is_help=True)
 
@@ -20,6 +22,40 @@ for _name, _command in GENERATION.items():
 
 _VIEWS = "wrist, exterior_1 and exterior_2, or image for the three in one picture"
 _JOINTS = 8
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """A body that acts, and how its actions and pictures are given."""
+
+    domain: own.Domain
+    raw_dim: own.RawDim = None
+    fps: own.ActionFps = None
+    tier: own.Tier = None
+    viewpoint: own.View = own.ViewpointName.EGO
+    stats: own.Stats = None
+    normalization: own.Normalization = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a request holds about it.
+
+        Raises:
+            CliError: No such domain, or its statistics can not be used.
+        """
+        from phyai.models.cosmos3.domains import Viewpoint, find_domain
+
+        try:
+            find_domain(self.domain)
+        except ValueError as error:
+            raise CliError(str(error)) from None
+        return {
+            "domain": self.domain,
+            "raw_dim": self.raw_dim,
+            "fps": self.fps,
+            "tier": self.tier,
+            "viewpoint": Viewpoint(self.viewpoint),
+            "normalizer": read_normalizer(self.stats, self.normalization),
+        }
 
 
 @app.callback()
@@ -32,6 +68,7 @@ def _group() -> None:
 
 
 @app.command(name="policy")
+@with_groups
 def run_policy(
     checkpoint: own.Checkpoint,
     image: Annotated[
@@ -44,20 +81,12 @@ def run_policy(
         typer.Option(help="7 joint positions and the gripper, 0 open to 1 closed."),
     ],
     seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
+    *,
+    sampler: Sampler,
     video: own.OptionalVideo = None,
     out: own.ActionsOut = None,
     rows: options.Rows = 8,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Answer one observation of a DROID robot with a chunk of joint positions.
@@ -78,12 +107,9 @@ def run_policy(
     views = {name: read_image(path) for name, path in files.items()}
     Job(
         PolicyRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
+        sampler,
         Targets(clip=video, actions=out, rows=rows, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=video is not None,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
+        placement.engine(checkpoint, decoder=video is not None),
         {
             "prompt": task,
             "seed": seed,
@@ -92,7 +118,7 @@ def run_policy(
             "decode_video": video is not None,
             **_views(views),
         },
-    ).run()  # fmt: skip
+    ).run()
 
 
 def _views(views: dict[str, Any]) -> dict[str, Any]:
@@ -106,33 +132,20 @@ def _views(views: dict[str, Any]) -> dict[str, Any]:
 
 
 @app.command(name="world-action")
+@with_groups
 def run_world_action(
     checkpoint: own.Checkpoint,
     image: own.Image,
     prompt: own.Prompt,
-    domain: own.Domain,
-    raw_dim: own.RawDim = None,
+    embodiment: Embodiment,
     chunk: own.Chunk = None,
-    fps: own.ActionFps = None,
-    tier: own.Tier = None,
-    viewpoint: own.View = own.ViewpointName.EGO,
-    stats: own.Stats = None,
-    normalization: own.Normalization = None,
     seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
+    *,
+    sampler: Sampler,
     video: own.OptionalVideo = None,
     out: own.ActionsOut = None,
     rows: options.Rows = 8,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Predict actions and frames of any embodiment from a first frame."""
@@ -141,24 +154,22 @@ def run_world_action(
 
     Job(
         WorldActionRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
+        sampler,
         Targets(clip=video, actions=out, rows=rows, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=video is not None,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
+        placement.engine(checkpoint, decoder=video is not None),
         {
             "prompt": read_text(prompt),
             "seed": seed,
             "image": read_image(image),
             "decode_video": video is not None,
-            **_embodiment(domain, raw_dim, chunk, fps, tier, viewpoint),
-            "normalizer": read_normalizer(stats, normalization),
+            "chunk": chunk,
+            **embodiment.fields(),
         },
-    ).run()  # fmt: skip
+    ).run()
 
 
 @app.command(name="forward-dynamics")
+@with_groups
 def run_forward_dynamics(
     checkpoint: own.Checkpoint,
     image: own.Image,
@@ -167,27 +178,13 @@ def run_forward_dynamics(
         typer.Option(help="Actions: .npy, .npz, .csv or .json [actions, columns].", metavar="FILE"),
     ],
     prompt: own.Prompt,
-    domain: own.Domain,
+    embodiment: Embodiment,
     out: own.VideoOut,
-    raw_dim: own.RawDim = None,
-    fps: own.ActionFps = None,
-    tier: own.Tier = None,
-    viewpoint: own.View = own.ViewpointName.EGO,
-    stats: own.Stats = None,
-    normalization: own.Normalization = None,
     seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
+    *,
+    sampler: Sampler,
     tiles: own.Tiles = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Predict the frames that follow a first frame under given actions."""
@@ -196,24 +193,21 @@ def run_forward_dynamics(
 
     Job(
         ForwardDynamicsRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
+        sampler,
         Targets(clip=out, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, decoder=True, tiles=tiles,
-            graphs=not no_graphs, cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
+        placement.engine(checkpoint, decoder=True, tiles=tiles),
         {
             "prompt": read_text(prompt),
             "seed": seed,
             "image": read_image(image),
             "actions": read_actions(actions),
-            **_embodiment(domain, raw_dim, None, fps, tier, viewpoint),
-            "normalizer": read_normalizer(stats, normalization),
+            **embodiment.fields(),
         },
-    ).run()  # fmt: skip
+    ).run()
 
 
 @app.command(name="inverse-dynamics")
+@with_groups
 def run_inverse_dynamics(
     checkpoint: own.Checkpoint,
     clip: Annotated[
@@ -221,28 +215,14 @@ def run_inverse_dynamics(
         typer.Option(help="Video file, or folder of pictures: 1 and a multiple of 4 frames."),
     ],
     prompt: own.Prompt,
-    domain: own.Domain,
-    raw_dim: own.RawDim = None,
+    embodiment: Embodiment,
     chunk: own.Chunk = None,
-    fps: own.ActionFps = None,
-    tier: own.Tier = None,
-    viewpoint: own.View = own.ViewpointName.EGO,
-    stats: own.Stats = None,
-    normalization: own.Normalization = None,
     seed: own.Seed = 0,
-    steps: own.Steps = None,
-    guidance: own.Guidance = None,
-    shift: own.Shift = None,
-    schedule: own.Schedule = None,
-    interval: own.Interval = None,
+    *,
+    sampler: Sampler,
     out: own.ActionsOut = None,
     rows: options.Rows = 8,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel_config: options.KernelConfigFile = None,
-    no_graphs: options.NoGraphs = False,
-    cfg_parallel: options.CfgParallel = None,
-    tensor_parallel: options.TensorParallel = None,
+    placement: options.Placement,
     json_output: options.Json = False,
 ) -> None:
     """Find the actions between the frames of a clip."""
@@ -250,35 +230,14 @@ def run_inverse_dynamics(
 
     Job(
         InverseDynamicsRequest,
-        Sampler(steps, guidance, shift, schedule, interval),
+        sampler,
         Targets(actions=out, rows=rows, json=json_output),
-        engines.EngineRequest(
-            checkpoint, device, dtype, kernel_config, graphs=not no_graphs,
-            cfg_parallel=cfg_parallel, tensor_parallel=tensor_parallel,
-        ),
+        placement.engine(checkpoint),
         {
             "prompt": read_text(prompt),
             "seed": seed,
             "frames": read_clip(clip, most=None if chunk is None else chunk + 1),
-            **_embodiment(domain, raw_dim, chunk, fps, tier, viewpoint),
-            "normalizer": read_normalizer(stats, normalization),
+            "chunk": chunk,
+            **embodiment.fields(),
         },
-    ).run()  # fmt: skip
-
-
-def _embodiment(
-    domain: str,
-    raw_dim: int | None,
-    chunk: int | None,
-    fps: float | None,
-    tier: str | None,
-    viewpoint: own.ViewpointName,
-) -> dict[str, Any]:
-    from phyai.models.cosmos3.domains import Viewpoint, find_domain
-
-    try:
-        find_domain(domain)
-    except ValueError as error:
-        raise CliError(str(error)) from None
-    given = {"domain": domain, "raw_dim": raw_dim, "chunk": chunk, "fps": fps, "tier": tier}
-    return {**given, "viewpoint": Viewpoint(viewpoint)}
+    ).run()
