@@ -155,13 +155,16 @@ class VideoDiTBlock(nn.Module):
 
 
 def make_block(config: BlockConfig, device: torch.device, dtype: torch.dtype) -> VideoDiTBlock:
-    """Return a block with random weights for inference; norms stay in FP32."""
+    """Return a block for inference with random weights that keep the scale of their input.
+
+    Norms stay in FP32.
+    """
     torch.manual_seed(0)
     with device:
         block = VideoDiTBlock(config).eval().requires_grad_(False)
     for module in block.modules():
         if isinstance(module, nn.Linear):
-            module.to(dtype)
+            module.to(dtype).weight.normal_(std=module.in_features**-0.5)
         elif isinstance(module, RMSNorm):
             module.weight.uniform_(0.5, 1.5)
     return block

@@ -117,16 +117,22 @@ def test_the_script(example, monkeypatch, capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("attention", ["sparse", "dense"])
 def test_compiled_on_the_gpu(example, attention):
-    """One graph for two lengths, close to the eager block with the same weights."""
+    """One graph for two lengths, close to the eager block with the same weights on the CPU."""
     config = example.BlockConfig(512, 4, 1024, keep=1.0, attention=attention)
+    eager = example.make_block(config, torch.device("cpu"), torch.bfloat16)
     block = example.make_block(config, torch.device("cuda"), torch.bfloat16)
+    block.load_state_dict(eager.state_dict())
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
+        example.quantize_block(eager)
         example.quantize_block(block)
         run = example.compile_block(block, config)
         for tokens in (1024, 1536):
-            operands = example.mark_lengths(*inputs(config, example, tokens, "cuda"))
-            expected = block(*operands)
-            assert change_error(run(*operands), expected, operands[0]) < 0.025
+            operands = inputs(config, example, tokens)
+            moved = example.mark_lengths(*(operand.to("cuda") for operand in operands))
+            error = change_error(run(*moved).cpu(), eager(*operands), operands[0])
+            # The compiled block adds in FP32 what the eager one rounds twice, 0.5 % of the change,
+            # which moves every twentieth INT8 code behind it by a step.
+            assert error < 0.025
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

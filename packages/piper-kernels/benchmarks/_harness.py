@@ -165,6 +165,26 @@ def kernel_names(run: Callable[[int], object], target: torch.device) -> list[str
     return list(dict.fromkeys(names))
 
 
+def kernel_times(run: Callable[[int], object], target: torch.device) -> dict[str, float]:
+    """Return the milliseconds of one call by device kernel, longest first; none on the CPU.
+
+    Kernels of several streams may overlap, so the sum may exceed the time of the call.
+    """
+    if target.type != "cuda":
+        return {}
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        run(0)
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in record.events() or ():
+        if event.device_type.name == "CUDA":
+            name = event.name[:120]
+            times[name] = times.get(name, 0.0) + event.device_time_total / 1e3
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
 def environment(*, quick: bool, revision: str | None = None) -> dict:
     """Return what a result depends on: device, clocks, versions and commit."""
     found: dict = {"quick": quick, "versions": versions(), "commit": revision or commit()}
