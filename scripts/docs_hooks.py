@@ -20,6 +20,7 @@ SOURCES = {
     "phyai_quant": "packages/phyai-quant/src",
     "phyai": "packages/phyai-engine/src",
 }
+CODE_OF_CELL = re.compile(r"(?<=<code>)[^<]{20,}(?=</code>)")
 LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -53,7 +54,8 @@ def public_modules(package: str) -> list[str]:
 def reference_page(package: str) -> str:
     """Return the page that documents the public modules of a package."""
     modules = "\n".join(
-        f"## {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
+        f"## {module}\n\n::: {module}\n    options:\n"
+        "      show_root_heading: false\n      show_root_toc_entry: false\n"
         for module in public_modules(package)
     )
     return f"# {package}\n\n{modules}"
@@ -101,3 +103,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
         return f"{match['text']}({os.path.relpath(wanted, start)}{anchor})"
 
     return LINK.sub(follow, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
+    """Let long names in tables break behind their dots and underscores."""
+
+    def breakable(cell: re.Match[str]) -> str:
+        return CODE_OF_CELL.sub(
+            lambda code: re.sub(r"(?<=[._:/])(?=\w)", "<wbr>", code[0]), cell[0]
+        )
+
+    return re.sub(r"<td[ >].*?</td>", breakable, html, flags=re.DOTALL)

@@ -75,6 +75,17 @@ def test_a_link_to_no_page_becomes_its_name():
     assert hooks.on_page_markdown("see [it](../scripts/test).", here, None, files) == "see it."
 
 
+def test_long_names_in_tables_may_break_behind_a_dot():
+    long, short = "a_module.with_a_long.name_in_it", "a_module.name"
+    table = f"<td><code>{long}</code> <code>{short}</code></td>"
+    text = f"<p><code>{long}</code></p>"
+    found = hooks.on_page_content(table + text, None, None, None)
+    assert (
+        "<code>a_<wbr>module.<wbr>with_<wbr>a_<wbr>long.<wbr>name_<wbr>in_<wbr>it</code>" in found
+    )
+    assert f"<code>{short}</code></td>{text}" in found
+
+
 @pytest.mark.parametrize("name", diagrams.DIAGRAMS)
 def test_drawings_are_current(name):
     stored = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from _pi05_page import table
+from _pi05_page import place_and_time, table
 
 _STAGES = ("preprocess", "encode", "prefill", "noise", "denoise", "decode", "postprocess")
 _HEAD = """# Cosmos3 latency
@@ -15,24 +15,15 @@ read before. Medians in milliseconds. The floor is the work over 788 TFLOP/s in 
 1400 TFLOP/s for 8-bit products with attention at 650. `request` is the wall time from pictures on
 the host to actions on the host.
 
-{device}, {versions}, commit {commit}, {date}.
+{place}
 """
 
 
 def page(document: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
-    place = document["environment"]
-    versions = ", ".join(f"{name} {value}" for name, value in place["versions"].items())
-    clocks = ", ".join(str(value) for value in place["clocks"].values() if value)
     policies = document.get("policies", {})
     tokens = next((found["tokens"] for found in policies.values() if "tokens" in found), 3093)
-    head = _HEAD.format(
-        tokens=tokens,
-        device=f"{place['device']} ({clocks})",
-        versions=versions,
-        commit=place["commit"],
-        date=document["date"],
-    )
+    head = _HEAD.format(tokens=tokens, place=place_and_time(document))
     parts = [head, *_policies(policies), *_diffusers(document), *_video(document)]
     return "\n".join([*parts, *_parallel(document), *_kernels(policies)]).rstrip() + "\n"
 

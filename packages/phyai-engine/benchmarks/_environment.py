@@ -15,6 +15,8 @@ from phyai.dispatch import probe_device
 HERE = Path(__file__).resolve().parent
 _VERSIONS = ("phyai-engine", "phyai-quant", "flashinfer-python", "humming-kernels", "triton")
 
+_LOAD_CYCLES = 4_000_000_000
+
 
 def environment(device: torch.device, commit: str | None = None) -> dict[str, Any]:
     """Return what the result depends on: devices, clocks, versions and commit.
@@ -67,7 +69,9 @@ def _gpu_clocks() -> dict[str, str]:
         return {}
     fields = ("clocks.sm", "clocks.mem", "clocks.max.sm", "driver_version")
     query = [tool, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    torch.cuda._sleep(_LOAD_CYCLES)  # an idle device would report its resting clocks
     found = subprocess.run(query, capture_output=True, text=True, check=False)  # noqa: S603
+    torch.cuda.synchronize()
     values = [part.strip() for part in found.stdout.split(",")]
     return dict(zip(fields, values, strict=False))
 

@@ -4,6 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _STAGES = ("vision", "prefix", "denoise")
+_CLOCKS = {
+    "clocks.sm": "multiprocessors",
+    "clocks.max.sm": "at most",
+    "clocks.mem": "memory",
+    "driver_version": "driver",
+}
 _HEAD = """# π0.5 latency
 
 Made by `python packages/phyai-engine/benchmarks/benchmark_pi05.py --page RESULTS.json`; change
@@ -12,7 +18,7 @@ CUDA graph timed by events: medians in milliseconds. The floor is the work of a 
 790 TFLOP/s and 4.3 TB/s, what an H200 reaches in bf16; for quantized policies it is that of bf16
 too. `request` is the median wall time from inputs on the host to actions on the host.
 
-{device}, {versions}, commit {commit}, {date}.
+{place}
 
 ![Stages of a chunk with their floors, and what others publish](images/performance/pi05-stages.svg)
 """
@@ -20,18 +26,23 @@ too. `request` is the median wall time from inputs on the host to actions on the
 
 def page(document: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
-    place = document["environment"]
-    versions = ", ".join(f"{name} {value}" for name, value in place["versions"].items())
-    clocks = ", ".join(str(value) for value in place["clocks"].values() if value)
-    head = _HEAD.format(
-        replays=document["replays"],
-        device=f"{place['device']} ({clocks})",
-        versions=versions,
-        commit=place["commit"],
-        date=document["date"],
-    )
+    head = _HEAD.format(replays=document["replays"], place=place_and_time(document))
     parts = [head, *_policies(document["policies"]), *_lerobot(document)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def place_and_time(document: Mapping[str, Any]) -> str:
+    """Return device, clocks, versions, commit and date of a result as one sentence."""
+    place = document["environment"]
+    clocks = ", ".join(
+        f"{label} {place['clocks'][name]}"
+        for name, label in _CLOCKS.items()
+        if place["clocks"].get(name)
+    )
+    versions = ", ".join(f"{name} {value}" for name, value in place["versions"].items())
+    return (
+        f"{place['device']} ({clocks}), {versions}, commit {place['commit']}, {document['date']}."
+    )
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -66,7 +77,7 @@ def _row(result: Mapping[str, Any]) -> Iterator[object]:
     spent, floor, ratio = result["ms"], result["floor_ms"], result["ratio"]
     yield result["setting"]["name"]
     for stage in _STAGES:
-        yield f"{spent[stage]['p50']:.2f} ({ratio[stage]:.1f} ×)"
+        yield f"{spent[stage]['p50']:.2f} ({ratio[stage]:.1f}\N{NO-BREAK SPACE}×)"
     yield f"**{spent['chunk']['p50']:.2f}**"
     yield f"{spent['chunk']['p99']:.2f}"
     yield f"{floor['total']:.2f}"

@@ -64,7 +64,8 @@ def test_page(page):
         "date": "2026-01-02",
         "replays": 200,
         "environment": {
-            "device": "some GPU", "clocks": {"clocks.sm": "1980 MHz"}, "commit": "abc",
+            "device": "some GPU", "commit": "abc",
+            "clocks": {"cpu_mhz": 2100.0, "clocks.sm": "345 MHz", "clocks.max.sm": "1980 MHz"},
             "versions": {"torch": "2.11"},
         },
         "policies": {"fast": {"results": [result], "accuracy": seen}, "broken": {"error": "no"}},
@@ -72,8 +73,9 @@ def test_page(page):
     }  # fmt: skip
     text = page(document)
     for part in (
+        "some GPU (multiprocessors 345 MHz, at most 1980 MHz), torch 2.11, commit abc, 2026-01-02.",
         "## fast",
-        "| three views | 2.00 (1.6 ×) | 2.00 (1.6 ×) | 2.00 (1.6 ×) | **2.00** | 2.50 | 1.25 |",
+        "| three views | " + "2.00 (1.6\N{NO-BREAK SPACE}×) | " * 3 + "**2.00** | 2.50 | 1.25 |",
         "| vision | `some_kernel` | 3 | 18 | 6.0 |",
         "least 0.999800",
         "Not measured: no",
