@@ -161,8 +161,8 @@ def check(
 PROVIDERS = {
     "piper": Provider("Piper attention", _piper, _anything, 34.0, ours=True),
     "sage": Provider("SageAttention2++ (ours)", _sage, _anything, 27.0, ours=True),
-    "cudnn": Provider("cuDNN SDPA", _sdpa(SDPBackend.CUDNN_ATTENTION), _needs_gpu, 40.0),
-    "flash": Provider("Flash SDPA", _sdpa(SDPBackend.FLASH_ATTENTION), _anything, 40.0),
-    "flashinfer_fa3": Provider("FlashInfer FA3", _flashinfer, _flashinfer_refusal, 40.0),
+    "cudnn": Provider("cuDNN SDPA", _sdpa(SDPBackend.CUDNN_ATTENTION), _needs_gpu, 48.0),
+    "flash": Provider("Flash SDPA", _sdpa(SDPBackend.FLASH_ATTENTION), _anything, 48.0),
+    "flashinfer_fa3": Provider("FlashInfer FA3", _flashinfer, _flashinfer_refusal, 48.0),
     "sageattention": Provider("SageAttention", _sageattention, _sageattention_refusal, 20.0),
 }

@@ -263,7 +263,7 @@ PROVIDERS = {
     "piper_convrot_nvfp4_w4a4": Provider(
         "ConvRot NVFP4 W4A4", 4.5, 10, _nvfp4_refusal, _nvfp4(True, True)
     ),
-    "bf16": Provider("bf16 F.linear", 16, 35, _any_case, _bf16),
+    "bf16": Provider("bf16 F.linear", 16, 50, _any_case, _bf16),
     "int_mm": Provider("torch._int_mm composition", 8, 14, _int_mm_refusal, _int_mm),
     "fp8_rowwise": Provider("FP8 row-wise _scaled_mm", 8, 20, _fp8_refusal, _fp8),
     "torchao_int8": Provider("torchao INT8 dynamic", 8, 14, _torchao_refusal, _torchao),

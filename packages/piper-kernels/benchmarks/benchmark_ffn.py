@@ -35,7 +35,9 @@ SCHEMA = 1
 GROUP = 256
 INPUTS = 2
 EXACT_ROWS = 256
-MINIMUM_SQNR = 18.0
+# bf16 rounds after every linear; INT8 codes of rotated rows are 0.8 to 1 % off, twice in each. The
+# result of a block contains its input, which is as large as what the block adds.
+MINIMUM_SQNR = {"bf16": 44.0, "piper": 30.0, "piper block": 34.0}
 LABELS = {
     "bf16": "bf16 eager",
     "bf16_compiled": "bf16 compiled",
@@ -148,7 +150,7 @@ def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
             if actual.is_cuda:
                 torch.cuda.synchronize()
             row["first_call_s"] = time.perf_counter() - began
-            row |= _checked(name, actual[:, : expected.shape[1]], expected)
+            row |= _checked(name, case.kind, actual[:, : expected.shape[1]], expected)
             del actual
             row["peak_bytes"] = peak_bytes(run, inputs[0])
             row["kernels"] = kernel_names(lambda _i, run=run: run(inputs[0]), device())
@@ -169,10 +171,17 @@ def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
     return rows
 
 
-def _checked(name: str, actual: Tensor, expected: Tensor) -> dict:
-    found = quality(actual, expected)
-    if found["nonfinite"] or (found["sqnr_db"] or MINIMUM_SQNR) < MINIMUM_SQNR:
-        raise WrongResultError(f"{LABELS[name]}: {found}; not timed")
+def minimum_sqnr(name: str, kind: str) -> float:
+    """Return the decibels below which the result of a provider is wrong."""
+    family = name.partition("_")[0]
+    return MINIMUM_SQNR[f"{family} block" if (family, kind) == ("piper", "block") else family]
+
+
+def _checked(name: str, kind: str, actual: Tensor, expected: Tensor) -> dict:
+    found, least = quality(actual, expected), minimum_sqnr(name, kind)
+    sqnr = found["sqnr_db"]
+    if found["nonfinite"] or (sqnr is not None and sqnr < least):
+        raise WrongResultError(f"{LABELS[name]}: {found}, {least} dB expected; not timed")
     return found
 
 

@@ -260,9 +260,19 @@ def test_dry_run_of_networks(tmp_path):
     for row in result["rows"]:
         assert row["ms"] > 0
         assert row["times_bf16"] > 0
-        assert row["sqnr_db"] > benchmark_ffn.MINIMUM_SQNR
+        assert row["sqnr_db"] > benchmark_ffn.minimum_sqnr(row["provider"], row["kind"])
         assert row["peak_bytes"] is None
     assert benchmark_ffn.main(["--quick", "--block", *arguments[1:]]) == 0
+
+
+def test_what_is_wrong_depends_on_the_format(monkeypatch):
+    assert benchmark_ffn.minimum_sqnr("bf16_compiled", "block") == 44
+    assert benchmark_ffn.minimum_sqnr("piper_int8", "gelu") == 30
+    assert benchmark_ffn.minimum_sqnr("piper_int8_compiled", "block") == 34
+    monkeypatch.setitem(benchmark_ffn.MINIMUM_SQNR, "bf16", 60.0)
+    rows = benchmark_ffn.measure(benchmark_ffn.QUICK[0], ["bf16", "piper_int8"])
+    assert [("ms" in row, "error" in row) for row in rows] == [(False, True), (True, False)]
+    assert "60.0 dB expected" in rows[0]["error"]
 
 
 def test_the_readme_lists_the_programs():
