@@ -62,8 +62,9 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 16
+    assert len(OP_MODULES) == 17
     assert set(catalog.ops()) == {
+        "activated_product",
         "activation",
         "adarmsnorm",
         "adarmsnorm_add",

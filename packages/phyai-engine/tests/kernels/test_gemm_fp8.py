@@ -36,12 +36,14 @@ def quantize(x):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_what_the_product_is_given(monkeypatch, row, relative_error, fast):
-    def scaled_mm(a, b, *, scale_a, scale_b, out_dtype, use_fast_accum):
+    def scaled_mm(a, b, *, scale_a, scale_b, bias, out_dtype, use_fast_accum):
         assert a.is_contiguous()
         assert b.t().is_contiguous()
         assert (scale_a.shape, scale_b.shape) == ((6, 1), (1, 48))
         assert use_fast_accum is fast
-        return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
+        sums = (a.float() * scale_a) @ (b.float() * scale_b)
+        assert bias is None or bias.dtype == torch.bfloat16, "cuBLAS takes no other one"
+        return (sums if bias is None else sums + bias).to(out_dtype)
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     layer = make_layer(48, 32)
@@ -51,6 +53,7 @@ def test_what_the_product_is_given(monkeypatch, row, relative_error, fast):
     expected = row("torch.gemm.fp8_dequant")(layer, x, bias)
     assert run(layer, x, bias).shape == (2, 3, 48)
     assert relative_error(run(layer, x, bias), expected) < 5e-3
+    assert relative_error(run(layer, x, bias.float()), expected) < 5e-3
     assert relative_error(run(layer, x, None), row("torch.gemm.fp8_dequant")(layer, x, None)) < 5e-3
     assert run(layer, x[:0], bias).shape == (0, 3, 48)
 

@@ -37,6 +37,12 @@ def norm(x, residual, weight, eps, *, gemma=False):
     return *quantize(wide.to(x.dtype)), total
 
 
+def layer_norm(x, residual, weight, bias, eps):
+    total = x if residual is None else x + residual
+    wide = functional.layer_norm(total.float(), weight.shape, weight.float(), bias.float(), eps)
+    return *quantize(wide.to(x.dtype)), total
+
+
 @pytest.fixture
 def fused(monkeypatch):
     """Lets the row of FP8 rows run on the CPU in plain torch; yields what was rounded by whom."""
@@ -44,6 +50,7 @@ def fused(monkeypatch):
     functions = {
         "activation_rows": activate,
         "rmsnorm_rows": norm,
+        "layernorm_rows": layer_norm,
         "quantize_parts": lambda parts: quantize(torch.cat([*parts])),
     }
     for name, function in functions.items():
@@ -51,8 +58,9 @@ def fused(monkeypatch):
             fp8_rows, name, lambda *a, f=function, n=name, **k: made.append(n) or f(*a, **k)
         )
 
-    def scaled_mm(a, b, *, scale_a, scale_b, out_dtype, use_fast_accum):
-        return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
+    def scaled_mm(a, b, *, scale_a, scale_b, bias, out_dtype, use_fast_accum):
+        sums = (a.float() * scale_a) @ (b.float() * scale_b)
+        return (sums if bias is None else sums + bias).to(out_dtype)
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
 

@@ -59,6 +59,7 @@ KERNELS = {
         fp8_rows._norm_rows_kernel,
         {"ADD": True, "CAST_FIRST": True, "BLOCK": 1024},
     ),
+    "fp8_layer_norm": (fp8_rows._layer_rows_kernel, {"ADD": True, "BLOCK": 1024}),
     "causal_conv": (
         causal_conv._causal_conv_kernel,
         {"TAPS": 4, "SILU": True, "TOKENS": 16, "CHANNELS": 256},

@@ -14,6 +14,7 @@ from phyai.dispatch.opspec import Impl, OpSpec
 from phyai.dispatch.types import KernelQuery
 
 OP_MODULES = (
+    "activated_product",
     "activation",
     "attention",
     "attention_gdn",

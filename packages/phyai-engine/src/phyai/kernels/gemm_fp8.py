@@ -27,18 +27,20 @@ def scaled_product(
         layer: holds ``weight`` float8 [N, K] and ``weight_scale`` fp32 [N].
         codes: float8 [M, K].
         scales: fp32 [M].
-        bias: [N] or None.
+        bias: [N] or None; in bf16 it is added to the sums before they are rounded.
         fast: whether sums over K may stay in the matrix unit's own precision.
     """
+    inside = bias is not None and bias.dtype == torch.bfloat16
     out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         codes,
         layer.weight.t(),
         scale_a=scales.unsqueeze(1),
         scale_b=layer.weight_scale.unsqueeze(0),
+        bias=bias if inside else None,
         out_dtype=torch.bfloat16,
         use_fast_accum=fast,
     )
-    return out if bias is None else out + bias
+    return out if bias is None or inside else out + bias
 
 
 def product(quantize: Quantize, *, fast: bool) -> Product:

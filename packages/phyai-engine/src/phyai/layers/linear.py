@@ -132,17 +132,17 @@ class Linear(nn.Module):
         return self._multiply(x, self.bias)
 
     def activated(self, x: Tensor, activation: "Activation") -> Tensor:
-        """Returns ``activation(self(x))``; a kernel may do both at once where it is gated.
+        """Returns ``activation(self(x))``; a kernel may do both at once.
 
         Args:
             x: [..., K].
             activation: takes the output; a gated one takes it as ``[activated | multiplied]``.
         """
-        if not activation.gated or self.bias is not None:
+        if activation.gated == (self.bias is not None):
             return activation(self(x))
-        rows = x.numel() // self.in_features
-        facts = self._facts(rows, x.dtype, x.device)
-        selection = self._gated_site.select(**facts, attrs={"activation": activation.name})
+        site = self._gated_site if activation.gated else self._activated_site
+        facts = self._facts(x.numel() // self.in_features, x.dtype, x.device)
+        selection = site.select(**facts, attrs={"activation": activation.name})
         return selection.execute(self, activation, x)
 
     def takes_fp8_rows(self, rows: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -174,6 +174,11 @@ class Linear(nn.Module):
     def _gated_site(self) -> CallSite:
         dims = {"K": self.in_features, "hidden": self.out_features // 2}
         return CallSite("gated_product", role=self._site.role, dims=dims)
+
+    @cached_property
+    def _activated_site(self) -> CallSite:
+        dims = {"K": self.in_features, "hidden": self.out_features}
+        return CallSite("activated_product", role=self._site.role, dims=dims)
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight, scales and bias of every leg, and those of all legs in one tensor."""

@@ -43,8 +43,8 @@ class Activation(nn.Module):
 def fed_forward(up: Linear, activation: Activation, down: Linear, x: Tensor | Fp8Rows) -> Tensor:
     """Returns ``down(activation(up(x)))`` [T, width] for ``x`` [T, width].
 
-    One kernel may do the first product and a gated activation, or the activation and the rounding
-    for a product that takes FP8 rows.
+    One kernel may do the first product and the activation, or the activation and the rounding for
+    a product that takes FP8 rows.
     """
     if down.takes_fp8_rows(x.shape[0], x.dtype, x.device):
         return down(activation.fp8_rows(up(x)))
@@ -124,6 +124,6 @@ class PlainMLP(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [..., width] to [..., width]."""
-        return self.fc2(self.activation(self.fc1(x)))
+    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+        """Maps [T, width] to [T, width]."""
+        return fed_forward(self.fc1, self.activation, self.fc2, x)

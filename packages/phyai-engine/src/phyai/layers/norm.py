@@ -121,7 +121,7 @@ class RMSNorm(nn.Module):
 
 
 def normed_for(
-    reader: Linear | None, norm: RMSNorm, residual: Tensor, update: Tensor | None
+    reader: Linear | None, norm: "RMSNorm | LayerNorm", residual: Tensor, update: Tensor | None
 ) -> tuple[Tensor | Fp8Rows, Tensor]:
     """Adds ``update``, if there is one, and norms the sum as the product behind wants to read it.
 
@@ -205,6 +205,19 @@ class LayerNorm(nn.Module):
             dims={"tokens": x.numel() // self.width},
         )
         return selection.execute(x, residual, self.weight, self.bias, self.eps)
+
+    def fp8_rows(self, x: Tensor, residual: Tensor | None) -> tuple[Fp8Rows, Tensor]:
+        """Does what `add`, or without a residual `forward`, does and rounds to FP8 at once.
+
+        For a product that takes such rows, on whose device Triton runs.
+
+        Returns:
+            The rounded output, and the sum, or ``x`` without a residual.
+        """
+        from phyai.triton.fp8_rows import layernorm_rows
+
+        codes, scales, total = layernorm_rows(x, residual, self.weight, self.bias, self.eps)
+        return Fp8Rows(codes, scales, x.dtype), total
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields weight and bias."""

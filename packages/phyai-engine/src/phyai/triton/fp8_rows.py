@@ -81,6 +81,29 @@ def _norm_rows_kernel(
     _store_codes(values, codes, scales, row, columns, mask, hidden)
 
 
+@triton.jit(do_not_specialize=["eps"])
+def _layer_rows_kernel(
+    x, residual, weight, bias, codes, scales, total, hidden, x_stride, residual_stride, eps,
+    ADD: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < hidden
+    loaded = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
+    kind = loaded.dtype
+    values = loaded.to(tl.float32)
+    if ADD:
+        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
+        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * hidden + columns, stored, mask=mask)
+        values = stored.to(kind).to(tl.float32)
+    centered = tl.where(mask, values - tl.sum(values, axis=0) / hidden, 0.0)
+    inverse = tl.math.rsqrt(tl.sum(centered * centered, axis=0) / hidden + eps)
+    result = centered * inverse * tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    result += tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+    _store_codes(result.to(kind).to(tl.float32), codes, scales, row, columns, mask, hidden)
+
+
 def _empty_codes(rows: int, hidden: int, device: torch.device) -> tuple[Tensor, Tensor]:
     codes = torch.empty((rows, hidden), dtype=torch.float8_e4m3fn, device=device)
     return codes, torch.empty(rows, dtype=torch.float32, device=device)
@@ -162,5 +185,32 @@ def rmsnorm_rows(
             rows, added, weight, codes, scales, total, rows.shape[1], rows.stride(0),
             0 if added is None else added.stride(0), eps,
             ADD=added is not None, CAST_FIRST=cast_first, GEMMA=gemma, **_block(rows.shape[1]),
+        )  # fmt: skip
+    return codes, scales, total
+
+
+def layernorm_rows(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns codes [M, H], scales [M] and the sum of the layer norm of ``x + residual``.
+
+    Args:
+        x: [..., H].
+        residual: [..., H]; without one the sum is ``x`` itself.
+        weight: [H].
+        bias: [H].
+        eps: added to the variance.
+    """
+    rows = flat_rows(x)
+    added = None if residual is None else flat_rows(residual)
+    codes, scales = _empty_codes(*rows.shape, x.device)
+    total = x
+    if residual is not None:
+        total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    if codes.numel():
+        _layer_rows_kernel[(rows.shape[0],)](
+            rows, added, weight, bias, codes, scales, total, rows.shape[1], rows.stride(0),
+            0 if added is None else added.stride(0), eps,
+            ADD=added is not None, **_block(rows.shape[1]),
         )  # fmt: skip
     return codes, scales, total

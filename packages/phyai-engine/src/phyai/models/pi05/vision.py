@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, copy_slot
 from phyai.layers import CachelessAttention, LayerNorm, Leg, Linear, PlainMLP
+from phyai.layers.norm import normed_for
 from phyai.models.pi05 import keys
 from phyai.models.pi05.sizes import VisionSizes
 from phyai_quant import materialize
@@ -124,25 +125,22 @@ class VisionBlock(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Maps [B, tokens, width] to the same shape.
+    def forward(self, x: Tensor, update: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
+        """Maps rows [B * tokens, width] to the same shape.
 
         Args:
             x: the residual.
             update: what the block before adds to it, None for the first block.
+            tokens: rows of an image, which see each other.
 
         Returns:
             The residual and what this block adds to it: the sum belongs to the next norm.
         """
-        batch, tokens, width = x.shape
-        if update is None:
-            normed = self.layer_norm1(x)
-        else:
-            normed, x = self.layer_norm1.add(update, x)
+        normed, x = normed_for(self.qkv_proj, self.layer_norm1, x, update)
         qkv = self.qkv_proj(normed)
-        query, key, value = qkv.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
-        attended = self.attention(query, key, value).reshape(batch, tokens, width)
-        normed, x = self.layer_norm2.add(self.out_proj(attended), x)
+        query, key, value = qkv.view(-1, tokens, 3, self.heads, self.head_dim).unbind(2)
+        attended = self.attention(query, key, value).reshape(x.shape)
+        normed, x = normed_for(self.mlp.fc1, self.layer_norm2, x, self.out_proj(attended))
         return x, self.mlp(normed)
 
 
@@ -184,8 +182,11 @@ class VisionTower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps images [N, 3, H, W] in [-1, 1] to features [N, tokens, out_width]."""
         x = self.embeddings(images).to(self.params_dtype)
+        count, tokens = x.shape[:2]
+        x = x.flatten(0, 1)
         update: Tensor | None = None
         for layer in self.layers:
-            x, update = layer(x, update)
+            x, update = layer(x, update, tokens)
         assert update is not None, "the tower has no block"
-        return self.projector(self.post_layernorm.add(update, x)[0])
+        features = self.projector(self.post_layernorm.add(update, x)[0])
+        return features.view(count, tokens, features.shape[1])
