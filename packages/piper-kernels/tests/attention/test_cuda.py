@@ -10,8 +10,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-# Of a backend against the reference on the CPU.
-MEAN_ERROR, MAX_ERROR = 0.003, 0.12
+# Of a backend against the reference on the CPU. With a mask results are larger: those of row i are
+# means of i values, twice as large on average as means of all of them, and so are their errors.
+MEAN_ERROR, CAUSAL_MEAN_ERROR, MAX_ERROR = 0.003, 0.006, 0.12
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
@@ -24,7 +25,7 @@ def test_no_synchronization_and_a_replay_equals_eager(operator, head_dim, is_cau
     on_device = [x.cuda() for x in operands]
     eager = operator(*on_device, is_causal=is_causal)
     error = (eager.cpu().float() - wanted).abs()
-    assert error.mean() < MEAN_ERROR
+    assert error.mean() < (CAUSAL_MEAN_ERROR if is_causal else MEAN_ERROR)
     assert error.max() < MAX_ERROR
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

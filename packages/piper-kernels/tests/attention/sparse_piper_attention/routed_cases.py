@@ -22,6 +22,10 @@ from piper_kernels.attention.sparse_piper_attention._routing import (
 MEAN_ERROR, MAX_ERROR, EXACT_ERROR = 0.003, 0.12, 0.025
 
 
+def _on_cuda(tensor):
+    return None if tensor is None else tensor.cuda()
+
+
 @dataclass(frozen=True)
 class Case:
     """A call with everything that is prepared for it, on one device."""
@@ -46,8 +50,8 @@ class Case:
         return Case(
             tuple(x.cuda() for x in self.operands),
             self.request,
-            None if self.lengths is None else self.lengths.cuda(),
-            PreparedOperands(*(x.cuda() for x in vars(self.prepared).values())),
+            _on_cuda(self.lengths),
+            PreparedOperands(*(_on_cuda(x) for x in vars(self.prepared).values())),
             RoutingSummaries(*(x.cuda() for x in vars(self.summaries).values())),
             self.routes.cuda(),
         )
