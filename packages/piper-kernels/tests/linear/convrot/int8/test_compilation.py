@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from piper_kernels.linear.convrot.int8._amd import plan as amd
-from piper_kernels.linear.convrot.int8._kernels import matmul, mean, preparation
+from piper_kernels.linear.convrot.int8._kernels import matmul, mean, preparation, rows
 from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
 
 CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
@@ -56,7 +56,7 @@ def build(kernel, target, constants, options=None, **types):
     names = list(kernel.arg_names)
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     divisible = {"x", "w", "second_w", "x_row_stride", "depth", "source", "row_stride", "features"}
-    divisible |= {"out", "out_row_stride"}
+    divisible |= {"out", "out_row_stride", "residual", "x_stride", "residual_stride", "head_stride"}
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in names if n in divisible}
     source = ASTSource(kernel, signature, constants, attrs=attributes)
     compiled = triton.compile(source, target=TARGETS[target], options=options)
@@ -104,15 +104,26 @@ def test_sum_parts(target):
     build(matmul.sum_parts_kernel, target, constants | flags)
 
 
-@pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu"])
+@pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu", "silu_and_mul"])
 def test_preparation(target, activation):
     full = target == "sm_90"
     constants = {"GROUP": 256 if full else 64, "ACTIVATION": activation, "STATIC": not activation}
     chunks = {"ROWS": 1, "SIZE": 2048 if full else 256, "COUNT": 3 if activation else 1}
     build(preparation.prepare_rows_kernel, target, constants | chunks)
-    if activation != "gelu_tanh":
+    if activation not in ("gelu_tanh", "silu_and_mul"):
         size = {"SIZE": 4096 if full else 512}
         build(preparation.prepare_wide_rows_kernel, target, constants | size, {"num_warps": 8})
+
+
+def test_rows(target, tmp_path):
+    constants = {"GROUP": 64, "ROWS": 1, "SIZE": 4096 if target == "sm_90" else 256}
+    types = {"x": "*bf16", "residual": "*bf16", "weight": "*fp32", "total": "*bf16", "eps": "fp32"}
+    norm = {"ADD": True, "GEMMA": False}
+    for kernel, more in ((rows.norm_rows_kernel, norm), (rows.head_rows_kernel, {"WIDTH": 128})):
+        compiled = build(kernel, target, constants | more, **types)
+        if target == "sm_90":
+            assert stack_bytes(compiled, tmp_path) == 0
+            assert "ld.global.v4" in compiled.asm["ptx"]
 
 
 def test_mean(target):

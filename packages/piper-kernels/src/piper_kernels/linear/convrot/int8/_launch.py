@@ -53,7 +53,7 @@ def prepare_rows(
         qdata: int8 ``[rows, features]``, contiguous, written.
         scale: FP32 ``[rows]``, contiguous, written.
         group_size: Rotation group along the features.
-        activation_fn: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
+        activation_fn: ``None``, ``"gelu_tanh"``, ``"swiglu"`` or ``"silu_and_mul"``.
         input_scale: FP32 scalar for every row, or ``None``.
         max_fused_width: Features above which a row is read twice; ``None`` for the limit of
             the registers.

@@ -41,7 +41,8 @@ def activated_quarter(
         QUARTER: Which quarter of the groups, 0 to 3.
         SIZE: Columns of the chunk.
         GROUP: Rotation group.
-        ACTIVATION: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
+        ACTIVATION: ``None``, ``"gelu_tanh"``, ``"swiglu"``, or ``"silu_and_mul"``, which is
+            ``"swiglu"`` of a source whose gates come first.
     """
     WIDTH: tl.constexpr = GROUP // 4
     index = tl.arange(0, SIZE // 4)
@@ -55,6 +56,9 @@ def activated_quarter(
     if ACTIVATION == "swiglu":
         gate = tl.load(source_rows + features + columns, mask=mask, other=0.0).to(tl.float32)
         values = values * (gate / (1.0 + tl.exp2(gate * _NEGATED_LOG2_E)))
+    if ACTIVATION == "silu_and_mul":
+        up = tl.load(source_rows + features + columns, mask=mask, other=0.0).to(tl.float32)
+        values = up * (values / (1.0 + tl.exp2(values * _NEGATED_LOG2_E)))
     return values
 
 
@@ -133,7 +137,7 @@ def prepare_rows_kernel(
         ROWS: Rows of a program.
         SIZE: Columns of a chunk.
         COUNT: Chunks of a row, 1 to 3.
-        ACTIVATION: ``None``, ``"gelu_tanh"`` or ``"swiglu"``.
+        ACTIVATION: As in ``activated_quarter``.
         STATIC: Whether the rows share ``static_scale``.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

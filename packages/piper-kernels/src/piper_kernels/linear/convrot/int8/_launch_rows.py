@@ -1,0 +1,90 @@
+"""Launchers of the kernels in ``_kernels.rows``. Importing needs Triton."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from torch import Tensor
+
+from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.products import rows_side_by_side
+from piper_kernels._triton.row_chunks import RowChunks
+from piper_kernels._triton.runtime import as_words, launch_guard
+from piper_kernels.linear.convrot.int8._kernels.rows import head_rows_kernel, norm_rows_kernel
+from piper_kernels.linear.convrot.int8._plan import ceil_div
+
+_norm = Launcher(norm_rows_kernel)
+_heads = Launcher(head_rows_kernel)
+
+
+def norm_rows(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    total: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    group_size: int,
+    plan: RowChunks,
+    *,
+    gemma: bool,
+) -> None:
+    """Add, normalize, rotate and quantize rows; see ``rows.normed_rows``.
+
+    Args:
+        x: Floating ``[rows, features]``.
+        residual: Likewise, or ``None``.
+        weight: Floating ``[features]``, contiguous.
+        eps: Added to the mean square.
+        total: ``[rows, features]``, contiguous, written where there is a residual.
+        qdata: int8 ``[rows, features]``, contiguous, written.
+        scale: FP32 ``[rows]``, contiguous, written.
+        group_size: Rotation group.
+        plan: One chunk that holds a row.
+        gemma: Whether one plus the weight multiplies.
+    """
+    rows, features = qdata.shape
+    x = rows_side_by_side(x)
+    added = x if residual is None else rows_side_by_side(residual)
+    with launch_guard(qdata.device), as_words(qdata) as words:
+        tensors = (x, added, weight, total, words, scale)
+        constants = (group_size, plan.rows, plan.size, residual is not None, gemma)
+        key = None
+        if are_aligned(*tensors):
+            kinds = tuple(tensor.dtype for tensor in tensors[:4])
+            numbers = (x.stride(0), added.stride(0), features, rows >> 31)
+            key = (qdata.device.index, *kinds, *numbers, *constants)
+        _norm(
+            ceil_div(rows, plan.rows),
+            (*tensors, x.stride(0), added.stride(0), rows, features, eps, *constants),
+            {"num_warps": plan.num_warps},
+            key,
+        )
+
+
+def head_rows(
+    source: Tensor, qdata: Tensor, scale: Tensor, group_size: int, plan: RowChunks
+) -> None:
+    """Rotate and quantize rows of heads; see ``rows.joined_rows``.
+
+    Args:
+        source: Floating ``[rows, heads, head_dim]`` with features side by side.
+        qdata: int8 ``[rows, heads * head_dim]``, contiguous, written.
+        scale: FP32 ``[rows]``, contiguous, written.
+        group_size: Rotation group.
+        plan: One chunk that holds a row.
+    """
+    rows, features = qdata.shape
+    source = source if source.stride(2) == 1 else source.contiguous()
+    strides = source.stride()[:2]
+    with launch_guard(qdata.device), as_words(qdata) as words:
+        tensors = (source, words, scale)
+        constants = (group_size, plan.rows, plan.size, source.shape[2])
+        key = None
+        if are_aligned(*tensors):
+            key = (qdata.device.index, source.dtype, *strides, features, rows >> 31, *constants)
+        _heads(
+            ceil_div(rows, plan.rows),
+            (*tensors, *strides, rows, features, *constants),
+            {"num_warps": plan.num_warps},
+            key,
+        )
