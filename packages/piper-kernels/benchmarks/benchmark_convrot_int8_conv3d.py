@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from _conv3d_cases import (
     BASELINES,
+    EPSILON,
     FULL,
     LABELS,
+    NORM_GROUPS,
     QUICK,
     ConvolutionCase,
     make_operands,
@@ -94,21 +96,29 @@ def measure(case: ConvolutionCase, names: Sequence[str]) -> list[dict]:
 
 
 def tile_rows(case: ConvolutionCase) -> list[dict]:
-    """Time the Hopper product of a case with every tile, and the preparation."""
-    from piper_kernels.conv3d.convrot.int8 import _launch
-    from piper_kernels.conv3d.convrot.int8 import _plan as generic
+    """Time the preparations of a case, and the Hopper product with every tile."""
+    from piper_kernels.conv3d.convrot.int8 import _triton_backend
     from piper_kernels.conv3d.convrot.int8._nvidia import hopper, hopper_plan
-    from piper_kernels.conv3d.convrot.int8._operands import Filter
+    from piper_kernels.conv3d.convrot.int8._operands import Filter, Normalization
 
     operands, geometry = make_operands(case, device(), 1), case.geometry
     packed, processors = operands.packed, sm_count(device())
     scale = packed.act_per_tensor_scale
     assert scale is not None  # for the type checker: filters of cases have one
     weight = Filter(packed.qdata, packed.scale, operands.bias, packed.group_size, scale)
-    tile = generic.plan_voxels(packed.group_size)
-    prepare = [operands.inputs[0], weight, geometry, tile, None, processors]
-    codes = _launch.prepare_voxels(*prepare)
-    variants = {"preparation": Variant(lambda _: _launch.prepare_voxels(*prepare), 1)}
+    norm = Normalization(*operands.norm, NORM_GROUPS, EPSILON)
+    source = operands.inputs[0]
+    last = source.to(memory_format=torch.channels_last_3d)
+    inputs = {
+        "preparation, contiguous": (source, None),
+        "preparation, channels last": (last, None),
+        "preparation with norm and SiLU": (source, norm),
+    }
+    variants = {}
+    for name, (x, applied) in inputs.items():
+        prepare = (x, weight, geometry, applied, processors)
+        variants[name] = Variant(lambda _, a=prepare: _triton_backend.prepare_voxels(*a), 1)
+    codes = _triton_backend.prepare_voxels(source, weight, geometry, None, processors)
     chosen = hopper_plan.select_plan(
         case.outputs, case.channels, geometry.out_height, geometry.out_width,
         geometry.out_frames, processors,

@@ -41,6 +41,7 @@ def conv3d_cases():
         options["enable_fp_fusion"] = False
         module = f"{_PACKAGE}._kernels.convolution"
         yield KernelCase(module, "conv3d_kernel", variant, constants, _TYPES, options, targets)
+    yield from _hopper_preparations()
     yield from _hopper()
 
 
@@ -77,6 +78,39 @@ def _preparations():
         options = {"num_warps": tile.num_warps}
         yield KernelCase(
             module, "prepare_voxels_kernel", variant, constants, _TYPES, options, _NATIVE
+        )
+
+
+def _hopper_preparations():
+    from piper_kernels.conv3d.convrot.int8._nvidia import hopper_preparation as hopper
+
+    for group, norm, last in ((64, 0, False), (256, 8, False), (256, 0, True)):
+        chosen = hopper.plan_voxels(group, 256)
+        constants = {
+            "CHANNELS": 256,
+            "VOXELS": chosen.voxels,
+            "BLOCKS": chosen.blocks,
+            "GROUP": group,
+            "NORM_CHANNELS": norm,
+            "BEFORE": 1,
+            "AFTER": 1,
+            "FLAT": True,
+            "LAST": last,
+            "LOAD": hopper.load_layout(chosen, last),
+            "SHARED": hopper.shared_layout(),
+            "STORE": hopper.store_layout(chosen),
+            "channel_stride" if last else "column_stride": 1,
+        }
+        variant = f"g{group}{' normalized' if norm else ''}{' channels last' if last else ''}"
+        yield KernelCase(
+            f"{_PACKAGE}._nvidia.hopper_preparation_kernel",
+            "hopper_prepare_kernel",
+            variant,
+            constants,
+            _TYPES,
+            {"num_warps": chosen.num_warps},
+            ("sm_90",),
+            gluon=True,
         )
 
 

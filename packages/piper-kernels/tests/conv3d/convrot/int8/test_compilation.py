@@ -106,6 +106,42 @@ def test_statistics(name):
     build(statistics.finish_statistics_kernel, name, constants, {"num_warps": 1})
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_hopper_preparation(last, tmp_path):
+    hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper_preparation")
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kernel = hopper.hopper_prepare_kernel
+    names = list(kernel.arg_names)
+    plan = hopper.plan_voxels(256 if last else 64, 256)
+    constants = {
+        "CHANNELS": 256, "VOXELS": plan.voxels, "BLOCKS": plan.blocks,
+        "GROUP": 256 if last else 64, "NORM_CHANNELS": 0 if last else 8, "BEFORE": 1, "AFTER": 1,
+        "FLAT": True, "LAST": last, "LOAD": hopper.load_layout(plan, last),
+        "SHARED": hopper.shared_layout(), "STORE": hopper.store_layout(plan),
+        "channel_stride" if last else "column_stride": 1,
+    }  # fmt: skip
+    signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
+    strides = [n for n in names if n.endswith("_stride") and n not in constants]
+    signature |= dict.fromkeys(strides, "i64")
+    aligned = ["source", "words", "height", "width", *strides]
+    source = GluonASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    compiled = compile_for("sm_90", source, {"num_warps": plan.num_warps})
+    ptx = compiled.asm["ptx"]
+    # Fragments are loaded and stored as they are in memory; only a transposition is shared.
+    assert re.search(r"ld\.global(\.\w+)*\.v4", ptx)
+    assert re.search(r"st\.global(\.\w+)*\.v4", ptx)
+    assert "mma.sync.aligned.m16n8k16" in ptx
+    assert "shfl" not in ptx
+    assert compiled.metadata.shared == (0 if last else 3 * 64 * 64 * 2)
+    assert spilled(compiled, tmp_path) == 0
+
+
 @pytest.mark.parametrize("tile", [hopper_plan.LARGE, hopper_plan.THIN], ids=["LARGE", "THIN"])
 def test_hopper_product(tile, tmp_path):
     hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper")

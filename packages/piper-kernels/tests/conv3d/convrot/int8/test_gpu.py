@@ -15,13 +15,13 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
 ]
+# Every case compiles four kernels; together they have each padding, group and branch.
 CASES = [
-    ((1, 64, 1, 3, 3), 1, "none", (1, 1, 1)),
-    ((2, 64, 3, 5, 7), 5, "reflect", (1, 1, 1)),
-    ((1, 128, 4, 33, 31), 130, "reflect_right", (2, 2, 2)),
-    ((1, 64, 5, 17, 70), 64, "reflect", (3, 1, 2)),
-    ((1, 256, 3, 16, 64), 256, "reflect", (1, 1, 1)),
-    ((1, 512, 2, 9, 128), 65, "none", (1, 2, 3)),
+    ((1, 64, 1, 3, 3), 1, "none", (1, 1, 1), torch.float16),
+    ((2, 64, 3, 5, 7), 5, "reflect", (1, 1, 1), torch.float32),
+    ((1, 128, 4, 33, 31), 130, "reflect_right", (2, 2, 2), torch.float16),
+    ((1, 256, 3, 16, 64), 256, "reflect", (1, 1, 1), torch.float16),
+    ((1, 512, 5, 9, 128), 65, "none", (3, 1, 2), torch.float16),
 ]
 
 
@@ -63,44 +63,44 @@ def test_numerics_of_the_kernels():
     assert "kernel checks passed" in result.stdout
 
 
-@pytest.mark.parametrize(("shape", "outputs", "padding", "stride"), CASES)
-def test_equals_the_reference(shape, outputs, padding, stride, nan_filled_allocations):
+@pytest.mark.parametrize(("shape", "outputs", "padding", "stride", "dtype"), CASES)
+def test_equals_the_reference(shape, outputs, padding, stride, dtype, nan_filled_allocations):
+    """A contiguous input alone, a channels-last one with a strided residual."""
     uses_kernels()
     weight = make_weight(outputs, shape[1], "cpu")
-    x = whole_numbers(shape)
+    x = whole_numbers(shape).to(dtype)
     bias = torch.randn(2 * outputs).half()[::2]
     expected = conv3d(x, weight, bias, stride=stride, padding=padding)
     residual = torch.randn(expected.shape).half()
     with_residual = conv3d(x, weight, bias, stride=stride, padding=padding, residual=residual)
     weight, device_bias = weight.cuda(), torch.empty(2 * outputs, device="cuda").half()[::2]
     device_bias.copy_(bias)
-    for source in (x.cuda(), x.cuda().to(memory_format=torch.channels_last_3d)):
-        actual = conv3d(source, weight, device_bias, stride=stride, padding=padding)
-        assert torch.equal(actual.cpu(), expected)
-        strided = residual.cuda().transpose(2, 3).contiguous().transpose(2, 3)
-        actual = conv3d(
-            source, weight, device_bias, stride=stride, padding=padding, residual=strided
-        )
-        assert torch.equal(actual.cpu(), with_residual)
+    actual = conv3d(x.cuda(), weight, device_bias, stride=stride, padding=padding)
+    assert torch.equal(actual.cpu(), expected)
+    source = x.cuda().to(memory_format=torch.channels_last_3d)
+    strided = residual.cuda().transpose(2, 3).contiguous().transpose(2, 3)
+    actual = conv3d(source, weight, device_bias, stride=stride, padding=padding, residual=strided)
+    assert torch.equal(actual.cpu(), with_residual)
 
 
-@pytest.mark.parametrize("channels", [128, 256, 512, 1024])
-@pytest.mark.parametrize("offset", [0.0, 1000.0, -1000.0])
-def test_group_norm_and_silu(channels, offset):
+@pytest.mark.parametrize(("channels", "last"), [(128, False), (512, True)])
+def test_group_norm_and_silu(channels, last):
     uses_kernels()
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn((1, channels, 2, 20, 24), generator=generator) * 0.5 + offset
     norm = torch.randn((2, channels), generator=generator)
     weight = make_weight(40, channels, "cpu")
-    expected = group_norm_silu_conv3d(
-        x, norm[0], norm[1], 32, 1e-6, weight, padding="reflect"
-    ).float()
-    norm = norm.cuda()
-    actual = group_norm_silu_conv3d(
-        x.cuda(), norm[0], norm[1], 32, 1e-6, weight.cuda(), padding="reflect"
-    )
-    error = (actual.cpu().float() - expected).norm() / expected.norm()
-    assert error < 4e-3, error
+    for offset in (0.0, 1000.0, -1000.0):
+        x = torch.randn((1, channels, 2, 20, 24), generator=generator) * 0.5 + offset
+        x = x.to(memory_format=torch.channels_last_3d) if last else x
+        expected = group_norm_silu_conv3d(
+            x, norm[0], norm[1], 32, 1e-6, weight, padding="reflect"
+        ).float()
+        on_device = norm.cuda()
+        actual = group_norm_silu_conv3d(
+            x.cuda(), on_device[0], on_device[1], 32, 1e-6, weight.cuda(), padding="reflect"
+        )
+        error = (actual.cpu().float() - expected).norm() / expected.norm()
+        assert error < 4e-3, (offset, error)
 
 
 def test_an_unaligned_filter():

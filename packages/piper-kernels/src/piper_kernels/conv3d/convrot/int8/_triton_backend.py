@@ -1,8 +1,9 @@
 """Execution of ConvRot INT8 convolutions with kernels. Importing needs Triton."""
 
+import torch
 from torch import Tensor
 
-from piper_kernels._triton.targets import accelerator_target, sm_count
+from piper_kernels._triton.targets import AcceleratorTarget, accelerator_target, sm_count
 from piper_kernels.conv3d.convrot.int8 import _launch, _plan
 from piper_kernels.conv3d.convrot.int8._geometry import Geometry
 from piper_kernels.conv3d.convrot.int8._nvidia import hopper_plan
@@ -21,20 +22,34 @@ def conv3d(
 ) -> Tensor:
     """Prepare the voxels of the input, then multiply; see ``reference.conv3d``."""
     processors = sm_count(input.device)
-    tile = _plan.plan_voxels(weight.group_size)
-    codes = _launch.prepare_voxels(input, weight, geometry, tile, norm, processors)
+    codes = prepare_voxels(input, weight, geometry, norm, processors)
     return convolve(codes, weight, geometry, residual, processors)
+
+
+def prepare_voxels(
+    input: Tensor,  # noqa: A002
+    weight: Filter,
+    geometry: Geometry,
+    norm: Normalization | None,
+    processors: int,
+) -> Tensor:
+    """Return padded codes with the schedule of the device; see ``_launch.prepare_voxels``."""
+    if _has_hopper_kernels(input.device):
+        from piper_kernels.conv3d.convrot.int8._nvidia import hopper_preparation
+
+        plan = hopper_preparation.plan_voxels(weight.group_size, geometry.channels)
+        return hopper_preparation.prepare_voxels(input, weight, geometry, plan, norm, processors)
+    tile = _plan.plan_voxels(weight.group_size)
+    return _launch.prepare_voxels(input, weight, geometry, tile, norm, processors)
 
 
 def convolve(
     codes: Tensor, weight: Filter, geometry: Geometry, residual: Tensor | None, processors: int
 ) -> Tensor:
     """Multiply padded codes with the schedule of the device; see ``_launch.convolve``."""
-    target = accelerator_target(codes.device)
-    assert target is not None  # for the type checker: this backend was selected
     if residual is not None:
         residual = residual.contiguous()
-    if target.backend == "cuda" and target.capability == _HOPPER and hopper_is_installed():
+    if _has_hopper_kernels(codes.device):
         from piper_kernels.conv3d.convrot.int8._nvidia import hopper
 
         if hopper.is_usable(weight.qdata):
@@ -47,5 +62,16 @@ def convolve(
                 processors,
             )
             return hopper.convolve(codes, weight, geometry, residual, plan, processors)
-    plan = _plan.select_plan(target, geometry.outputs, geometry.channels)
+    plan = _plan.select_plan(_target(codes.device), geometry.outputs, geometry.channels)
     return _launch.convolve(codes, weight, geometry, residual, plan)
+
+
+def _target(device: torch.device) -> AcceleratorTarget:
+    target = accelerator_target(device)
+    assert target is not None  # for the type checker: this backend was selected
+    return target
+
+
+def _has_hopper_kernels(device: torch.device) -> bool:
+    target = _target(device)
+    return target.backend == "cuda" and target.capability == _HOPPER and hopper_is_installed()

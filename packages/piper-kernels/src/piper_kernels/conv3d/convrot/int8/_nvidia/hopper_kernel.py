@@ -97,11 +97,24 @@ def copy_partition(
 
 
 @gluon.jit
+def load_row_numbers(
+    input_scale, weight_scale, bias, output, outputs, bias_stride, HAS_BIAS: gl.constexpr
+):
+    """Return FP32 input scale, scales and biases of output channels; those past the end get 0."""
+    scales = gl.load(weight_scale + output, mask=output < outputs, other=0.0)
+    biases = scales
+    if HAS_BIAS:
+        biases = gl.load(bias + output * bias_stride, mask=output < outputs, other=0.0)
+        biases = biases.to(gl.float32)
+    return gl.load(input_scale), scales, biases
+
+
+@gluon.jit
 def store_tile(
     accumulator,
     input_scale,
-    weight_scale,
-    bias,
+    scales,
+    biases,
     residual,
     out,
     first_output,
@@ -112,7 +125,6 @@ def store_tile(
     out_frames,
     out_height,
     out_width,
-    bias_stride,
     STORE: gl.constexpr,
     BOX_WIDTH: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -122,14 +134,10 @@ def store_tile(
     """Scale, bias, add, round and store a tile; threads exchange values to store 16 bytes each."""
     OUTPUTS: gl.constexpr = accumulator.shape[0]
     VOXELS: gl.constexpr = accumulator.shape[1]
-    layout: gl.constexpr = accumulator.type.layout
-    output = first_output + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
-    scales = gl.load(weight_scale + output, mask=output < outputs, other=0.0)
-    values = accumulator.to(gl.float32) * gl.load(input_scale)
+    values = accumulator.to(gl.float32) * input_scale
     values = values * gl.expand_dims(scales, 1)
     if HAS_BIAS:
-        biases = gl.load(bias + output * bias_stride, mask=output < outputs, other=0.0)
-        values += gl.expand_dims(biases.to(gl.float32), 1)
+        values += gl.expand_dims(biases, 1)
     voxel = gl.arange(0, VOXELS, layout=gl.SliceLayout(0, STORE))
     row = first_row + voxel // BOX_WIDTH
     column = first_column + voxel % BOX_WIDTH
@@ -199,6 +207,11 @@ def multiply_partition(
             unit, output_tiles, row_tiles, column_tiles
         )
         first = first_position(frame, out_frames, STRIDE_T) * (9 * STEPS)
+        output = output_tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+        # Read here, they arrive during the products.
+        input_number, scales, biases = load_row_numbers(
+            input_scale, weight_scale, bias, output, outputs, bias_stride, HAS_BIAS
+        )
         accumulator = gl.zeros((OUTPUTS, VOXELS), gl.int32, layout)
         previous = count % STAGES
         for step in range(first, 27 * STEPS):
@@ -219,9 +232,9 @@ def multiply_partition(
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(previous), count=1)
         store_tile(
-            accumulator, input_scale, weight_scale, bias, residual, out, output_tile * OUTPUTS,
+            accumulator, input_number, scales, biases, residual, out, output_tile * OUTPUTS,
             row_tile * (VOXELS // BOX_WIDTH), column_tile * BOX_WIDTH, frame, outputs, out_frames,
-            out_height, out_width, bias_stride, STORE, BOX_WIDTH, HAS_BIAS, HAS_RESIDUAL, WIDE,
+            out_height, out_width, STORE, BOX_WIDTH, HAS_BIAS, HAS_RESIDUAL, WIDE,
         )  # fmt: skip
 
 
