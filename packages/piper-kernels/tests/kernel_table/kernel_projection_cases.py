@@ -17,6 +17,7 @@ _TYPES = {
     **dict.fromkeys(("eps", "factor"), "fp32"),
 }
 _SHARED = ("sm_90", "sm_100")
+_KINDS = {"queries": "*i16", "keys": "*i8", "values": "*i8"}
 
 
 def projection_cases():
@@ -56,5 +57,44 @@ def projection_cases():
         yield KernelCase(
             module, "encode_projected_values_kernel", f"{variant} D128", constants, _TYPES
         )
+    yield from _hopper()
     constants = {"HAS_BIAS": True, "ROWS": 8, "COLUMNS": 512}
     yield KernelCase(module, "project_mean_kernel", "", constants, _TYPES)
+
+
+def _hopper():
+    """Yield the product whose tiles leave encoded."""
+    from triton.experimental.gluon import language as gl
+
+    from piper_kernels.fusions.convrot_int8_sage_qk import _hopper as hopper
+
+    plan = hopper.PAIR
+    layout = gl.NVMMASharedLayout.get_default_for([plan.block_m, plan.block_k], gl.int8)
+    descriptor = f"tensordesc<i8{[plan.block_m, plan.block_k]},{layout!r}>"
+    for kind, (name, codes) in enumerate(_KINDS.items()):
+        types = _TYPES | {"codes": codes, "x_desc": descriptor, "w_desc": descriptor}
+        types |= dict.fromkeys(("x_scale", "w_scale"), "*fp32")
+        for head_dim, rotary, summary in ((128, 128, 1), (64, 32, 0)):
+            constants = {
+                "KIND": kind,
+                "D": head_dim,
+                "ROTARY": rotary,
+                "SUMMARY": summary,
+                "STAGES": plan.stages,
+                "GROUP_M": plan.group_m,
+                "STORE": hopper.block_layout(kind, head_dim),
+                "HAS_BIAS": True,
+                "HAS_WEIGHT": True,
+                "MASKED": bool(summary),
+                "COPY_REGISTERS": hopper.COPY_REGISTERS,
+            }
+            yield KernelCase(
+                "fusions.convrot_int8_sage_qk._hopper_kernel",
+                "hopper_encode_kernel",
+                f"{name} D{head_dim} R{rotary}" if kind != hopper.VALUES else f"{name} D{head_dim}",
+                constants,
+                types,
+                {"num_warps": plan.num_warps, "maxnreg": hopper.max_registers(plan)},
+                ("sm_90",),
+                gluon=True,
+            )

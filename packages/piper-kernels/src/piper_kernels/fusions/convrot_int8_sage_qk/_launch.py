@@ -1,9 +1,8 @@
-"""Projections on accelerators: products of a window of rows, then one kernel that encodes it.
+"""Projections on accelerators.
 
-Importing needs Triton.
+On Hopper the tiles of the product are encoded where they are. Elsewhere, and where that kernel has
+no form, one kernel multiplies a window of rows and another one encodes it. Importing needs Triton.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from piper_kernels.fusions.projected_qk._launch import (
 from piper_kernels.fusions.projected_qk.transform import HeadTransform
 from piper_kernels.fusions.projected_value._launch import ValueEncoder, project_mean
 from piper_kernels.linear.convrot.int8._backend import select_linear_backend
+from piper_kernels.linear.convrot.int8._selection import uses_hopper
 
 
 def project_query(
@@ -36,7 +36,7 @@ def project_query(
     """Return quantized queries; see ``projections``."""
     sequence = _sequence(inputs, projection, block_lengths)
     encoder = QueryEncoder(sequence, transform, softmax_scale, mode, granularity)
-    _project(inputs, projection, encoder.encode)
+    _project(inputs, projection, encoder)
     return encoder.codes, encoder.scale, encoder.summary
 
 
@@ -51,7 +51,7 @@ def project_key(
     """Return quantized keys; see ``projections``."""
     sequence = _sequence(inputs, projection, block_lengths)
     encoder = KeyEncoder(sequence, transform, mode, granularity)
-    _project(inputs, projection, encoder.encode)
+    _project(inputs, projection, encoder)
     return *encoder.finish(), encoder.summary, encoder.auxiliary
 
 
@@ -70,7 +70,7 @@ def project_value(
         mean = project_mean(input_mean, projection.qdata, projection.scale, projection.bias)
         mean = mean.unflatten(1, (projection.heads, projection.head_dim))
     encoder = ValueEncoder(sequence, mean, per_tile, with_block_means)
-    _project(inputs, projection, encoder.encode)
+    _project(inputs, projection, encoder)
     if mean is None:
         mean = sequence.floats(projection.head_dim).zero_()
     return encoder.codes, encoder.multiplier, mean, encoder.block_means
@@ -86,9 +86,13 @@ def _sequence(
 
 
 def _project(
-    inputs: PreparedInput, projection: HeadProjection, encode: Callable[[Window], None]
+    inputs: PreparedInput,
+    projection: HeadProjection,
+    encoder: QueryEncoder | KeyEncoder | ValueEncoder,
 ) -> None:
-    """Project all rows in FP32, a window at a time, and encode every window."""
+    """Project and encode all rows: in one launch, or in FP32 windows that are encoded in turn."""
+    if _is_encoded_by_product(inputs, projection, encoder):
+        return
     batch, rows, _ = inputs.qdata.shape
     outputs, device = projection.qdata.shape[0], inputs.qdata.device
     backend = select_linear_backend(device)
@@ -105,4 +109,22 @@ def _project(
             rows_of_window.qdata, rows_of_window.scale, projection.qdata, projection.scale,
             projection.bias, torch.float32, out=out,
         )  # fmt: skip
-        encode(Window(out, batches.start, part.start))
+        encoder.encode(Window(out, batches.start, part.start))
+
+
+def _is_encoded_by_product(
+    inputs: PreparedInput,
+    projection: HeadProjection,
+    encoder: QueryEncoder | KeyEncoder | ValueEncoder,
+) -> bool:
+    """Project and encode all rows in one launch if the device and the operands allow it."""
+    qdata = inputs.qdata.view(-1, inputs.qdata.shape[-1])
+    weight = (projection.qdata, projection.scale, projection.bias)
+    if not uses_hopper(accelerator_target(qdata.device), qdata, weight, None):
+        return False
+    from piper_kernels.fusions.convrot_int8_sage_qk import _hopper
+
+    if not _hopper.supports(encoder):
+        return False
+    _hopper.encode(inputs, projection, encoder)
+    return True

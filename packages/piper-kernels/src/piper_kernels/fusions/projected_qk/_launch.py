@@ -32,7 +32,7 @@ _SHARED_FACTORS = (9, 10)  # major capabilities
 MOST_PROGRAM_HEADS = 8
 _PROGRAMS = 512
 _FINISH_TILES = 64
-_SUMMARIES = {None: NO_SUMMARY, RoutingMode.MINMAX: MINMAX, RoutingMode.MEAN: MEAN}
+SUMMARIES = {None: NO_SUMMARY, RoutingMode.MINMAX: MINMAX, RoutingMode.MEAN: MEAN}
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class QueryEncoder:
         tiles, width = tiles_of(sequence.rows), sequence.head_dim
         groups = granularity.query
         per_tile = 64 // groups.block if groups.groups == 1 else 64
-        self._sequence, self._transform, self._mode = sequence, transform, mode
-        self._factor, self._groups = softmax_scale * LOG2_E, granularity.query
+        self.sequence, self.transform, self.mode = sequence, transform, mode
+        self.factor, self.granularity = softmax_scale * LOG2_E, granularity
         shape = (sequence.batch, sequence.heads, tiles * 64, width)
         self.codes = torch.empty(shape, dtype=torch.int8, device=sequence.device)
         self.scale = sequence.floats(tiles * per_tile)
@@ -108,11 +108,12 @@ class QueryEncoder:
 
     def encode(self, window: Window) -> None:
         """Quantize and summarize the rows of a window."""
-        groups = (self._groups.repeats, self._groups.groups, self._groups.width)
+        rows = self.granularity.query
+        groups = (rows.repeats, rows.groups, rows.width)
         unused = self.scale
         _encode(
-            window, self._sequence, self._transform, self._mode,
-            (self.codes, self.scale, unused, unused, self.summary, unused), self._factor, groups,
+            window, self.sequence, self.transform, self.mode,
+            (self.codes, self.scale, unused, unused, self.summary, unused), self.factor, groups,
             is_query=True,
         )  # fmt: skip
 
@@ -131,30 +132,30 @@ class KeyEncoder:
         granularity: Granularity,
     ) -> None:
         tiles, width = tiles_of(sequence.rows), sequence.head_dim
-        self._sequence, self._transform, self._mode = sequence, transform, mode
-        self._granularity = granularity
+        self.sequence, self.transform, self.mode = sequence, transform, mode
+        self.granularity = granularity
         shape = (sequence.batch, sequence.heads, sequence.rows, width)
-        self._keys = torch.empty(shape, dtype=KEY_DTYPE, device=sequence.device)
-        self._partials = sequence.floats(tiles, width)
+        self.keys = torch.empty(shape, dtype=KEY_DTYPE, device=sequence.device)
+        self.partials = sequence.floats(tiles, width)
         self.summary = sequence.floats(0 if mode is None else tiles, width)
         self.auxiliary = sequence.floats(tiles if mode is RoutingMode.MINMAX else 0, width)
 
     def encode(self, window: Window) -> None:
         """Store and summarize the rows of a window."""
-        unused = self._partials
+        unused = self.partials
         _encode(
-            window, self._sequence, self._transform, self._mode,
-            (unused, unused, self._keys, self._partials, self.summary, self.auxiliary), 1.0,
+            window, self.sequence, self.transform, self.mode,
+            (unused, unused, self.keys, self.partials, self.summary, self.auxiliary), 1.0,
             (1, 1, 1), is_query=False,
         )  # fmt: skip
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return codes and scales of all keys; every window must have been stored."""
-        partials = self._partials.flatten(0, 1).unsqueeze(0)
-        lengths = self._sequence.lengths
-        known = finish(self._keys, partials, lengths, False, _FINISH_TILES)
+        partials = self.partials.flatten(0, 1).unsqueeze(0)
+        lengths = self.sequence.lengths
+        known = finish(self.keys, partials, lengths, False, _FINISH_TILES)
         parts = quantize(
-            None, self._keys, None, known, granularity=self._granularity, lengths=lengths
+            None, self.keys, None, known, granularity=self.granularity, lengths=lengths
         )
         return parts.key.codes, parts.key.scale
 
@@ -184,7 +185,7 @@ def _encode(
             sequence.rows, sequence.heads, program_heads, window.first_row // 64,
             window.first_batch, transform.eps, factor, source.stride(0), source.stride(1),
             D=sequence.head_dim, ROTARY=transform.cos.shape[1], GROUPS=groups, IS_QUERY=is_query,
-            SUMMARY=_SUMMARIES[mode].value, HAS_WEIGHT=weight is not None,
+            SUMMARY=SUMMARIES[mode].value, HAS_WEIGHT=weight is not None,
             MASKED=lengths is not None, WIDE=target is None,
             **(SHARED_OPTIONS if shared else OPTIONS),
         )  # fmt: skip

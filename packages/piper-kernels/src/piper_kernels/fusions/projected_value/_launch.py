@@ -32,10 +32,10 @@ class ValueEncoder:
         self, sequence: Sequence, mean: Tensor | None, per_tile: bool, with_block_means: bool
     ) -> None:
         tiles, width = tiles_of(sequence.rows), sequence.head_dim
-        self._sequence, self._mean = sequence, mean
-        self._values = Values.PER_KEY if mean is None else Values.CENTERED
+        self.sequence, self.mean = sequence, mean
+        self.values = Values.PER_KEY if mean is None else Values.CENTERED
         if per_tile:
-            self._values = Values.PER_TILE
+            self.values = Values.PER_TILE
         shape = (sequence.batch, sequence.heads, width, tiles * 64)
         self.codes = torch.empty(shape, dtype=torch.int8, device=sequence.device)
         self.multiplier = sequence.floats(*((tiles, 1) if per_tile else (tiles * 64,)))
@@ -43,19 +43,19 @@ class ValueEncoder:
 
     def encode(self, window: Window) -> None:
         """Quantize the rows of a window."""
-        source, sequence = window.heads, self._sequence
+        source, sequence = window.heads, self.sequence
         batches, tiles = source.shape[0], tiles_of(source.shape[1])
         some = min(max(batches * sequence.heads * tiles // _PROGRAMS, 1), _MOST_TILES)
         lengths, means = sequence.lengths, self.block_means
         with launch_guard(source.device):
             encode_projected_values_kernel[(-(-tiles // some), sequence.heads, batches)](
                 source, self.codes.flatten().view(torch.int32), self.multiplier,
-                self.multiplier if self._mean is None else self._mean,
+                self.multiplier if self.mean is None else self.mean,
                 self.multiplier if means is None else means,
                 self.multiplier if lengths is None else lengths,
                 sequence.rows, sequence.heads, window.first_row // 64, window.first_batch, some,
                 tiles, source.stride(0), source.stride(1),
-                D=sequence.head_dim, VALUES=int(self._values), BLOCK_MEANS=means is not None,
+                D=sequence.head_dim, VALUES=int(self.values), BLOCK_MEANS=means is not None,
                 MASKED=lengths is not None,
             )  # fmt: skip
 

@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from piper_kernels._triton.launching import Launcher
 from piper_kernels._triton.runtime import launch_guard
+from piper_kernels.linear.convrot.int8 import _launch
 from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, product_key, sum_parts
 from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import hopper_matmul_kernel
 from piper_kernels.linear.convrot.int8._nvidia.hopper_plan import HopperPlan
@@ -93,12 +94,12 @@ def matmul(
         parts = (split, rows, columns * (1 if second is None else 2))
         target = torch.empty(parts, dtype=torch.int32, device=out.device)
     tile = (plan.block_n, plan.block_k)
-    x_desc = _descriptor(input_qdata.data_ptr(), rows, depth, input_qdata.stride(0), plan.block_m,
-                         plan.block_k)  # fmt: skip
-    w_desc = _descriptor(first[0].data_ptr(), columns, depth, depth, *tile)
+    x_desc = code_descriptor(input_qdata.data_ptr(), rows, depth, input_qdata.stride(0),
+                             plan.block_m, plan.block_k)  # fmt: skip
+    w_desc = code_descriptor(first[0].data_ptr(), columns, depth, depth, *tile)
     second_desc = None
     if second is not None:
-        second_desc = _descriptor(second[0].data_ptr(), columns, depth, depth, *tile)
+        second_desc = code_descriptor(second[0].data_ptr(), columns, depth, depth, *tile)
     programs, constants, options = _schedule(
         plan, rows, columns, flags, sm_count, out.element_size()
     )
@@ -127,7 +128,7 @@ class _Address:
 
 
 @lru_cache(maxsize=4096)
-def _descriptor(
+def code_descriptor(
     start: int, rows: int, depth: int, stride: int, block_rows: int, block_depth: int
 ) -> TensorDescriptor:
     """Return the TMA description of int8 ``[rows, depth]`` at an address, read in tiles."""
@@ -151,6 +152,7 @@ def _schedule(
     store = store_layout(plan.block_m, plan.block_n, plan.num_warps, element_size)
     constants = (plan.stages, plan.group_m, plan.split_k, store, *flags, COPY_REGISTERS)
     options = {
+        "launch_pdl": _launch.DEPENDENT,
         "num_warps": plan.num_warps,
         "maxnreg": max_registers(plan),
         "enable_fp_fusion": False,

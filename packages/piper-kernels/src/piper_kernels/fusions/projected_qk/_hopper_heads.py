@@ -1,0 +1,218 @@
+"""Normalization, rotary embedding and Hadamard rotation in the registers of accumulators, in Gluon.
+
+A block is 64 rows of one head, FP32 ``[64, D]``, whose threads hold what integer WGMMA leaves them:
+features 16 apart are values of one thread, so pairs of features and most stages of the Hadamard
+rotation need no exchange. Importing needs a Triton with Gluon.
+"""
+
+# ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportAssignmentType=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from piper_kernels.attention._signed_hadamard import SIGN_WORDS
+
+# How blocks are summarized for routing.
+NO_SUMMARY, MINMAX, MEAN = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
+# Features of a piece, within which pairs of a rotary embedding never lie.
+PIECE = gl.constexpr(16)
+
+_WORD_0 = gl.constexpr(SIGN_WORDS[0])
+_WORD_1 = gl.constexpr(SIGN_WORDS[1])
+_WORD_2 = gl.constexpr(SIGN_WORDS[2])
+_WORD_3 = gl.constexpr(SIGN_WORDS[3])
+
+
+@gluon.jit
+def row_halves(x):
+    """Return the upper and the lower rows of a tile."""
+    ROWS: gl.constexpr = x.shape[0]
+    halves = gl.permute(gl.reshape(x, [2, ROWS // 2, x.shape[1]]), [1, 2, 0])
+    return gl.split(halves)
+
+
+@gluon.jit
+def column_halves(x):
+    """Return the first and the last columns of a tile."""
+    COLUMNS: gl.constexpr = x.shape[1]
+    halves = gl.permute(gl.reshape(x, [x.shape[0], 2, COLUMNS // 2]), [0, 2, 1])
+    return gl.split(halves)
+
+
+@gluon.jit
+def _joined(first, last):
+    """Undo ``column_halves``."""
+    COLUMNS: gl.constexpr = first.shape[1]
+    halves = gl.permute(gl.join(first, last), [0, 2, 1])
+    return gl.reshape(halves, [first.shape[0], 2 * COLUMNS])
+
+
+@gluon.jit
+def _quarters(x):
+    first, last = column_halves(x)
+    return column_halves(first) + column_halves(last)
+
+
+@gluon.jit
+def _pieces(x):
+    """Return the pieces of 16 features of a block, 4 or 8 of them."""
+    if x.shape[1] == 4 * PIECE:
+        pieces = _quarters(x)
+    else:
+        first, last = column_halves(x)
+        pieces = _quarters(first) + _quarters(last)
+    return pieces
+
+
+@gluon.jit
+def _whole(pieces, LAYOUT: gl.constexpr):
+    """Undo ``_pieces``; ``LAYOUT`` is that of the block."""
+    first = _joined(_joined(pieces[0], pieces[1]), _joined(pieces[2], pieces[3]))
+    if len(pieces) == 8:
+        last = _joined(_joined(pieces[4], pieces[5]), _joined(pieces[6], pieces[7]))
+        first = _joined(first, last)
+    return gl.convert_layout(first, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _of_rows(pointers, LAYOUT: gl.constexpr):
+    """Return pointers ``[64]`` as ``[64, 1]`` in a layout with the same rows in every thread."""
+    row_layout: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    return gl.expand_dims(gl.convert_layout(pointers, row_layout, assert_trivial=True), 1)
+
+
+@gluon.jit
+def _turned_piece(pieces, INDEX: gl.constexpr, cos_rows, sin_rows, ROTARY: gl.constexpr):
+    """Return a piece after the rotary embedding."""
+    HALF: gl.constexpr = ROTARY // (2 * PIECE)
+    piece = pieces[INDEX]
+    if INDEX < 2 * HALF:
+        layout: gl.constexpr = piece.type.layout
+        feature = INDEX * PIECE + gl.arange(0, PIECE, layout=gl.SliceLayout(0, layout))
+        column = gl.expand_dims(feature, 0)
+        cosines = gl.load(_of_rows(cos_rows, layout) + column)
+        sines = gl.load(_of_rows(sin_rows, layout) + column)
+        if INDEX < HALF:
+            piece = piece * cosines - pieces[INDEX + HALF] * sines
+        else:
+            piece = piece * cosines + pieces[INDEX - HALF] * sines
+    return piece
+
+
+@gluon.jit
+def normalized_and_turned(
+    x,
+    weight,
+    cos_rows,
+    sin_rows,
+    eps,
+    ROTARY: gl.constexpr,
+    HAS_WEIGHT: gl.constexpr,
+):
+    """Return a block after RMS normalization and rotary embedding; nothing is rounded.
+
+    Args:
+        x: FP32 ``[64, D]``.
+        weight: Pointer to floating ``[D]``; read with ``HAS_WEIGHT``.
+        cos_rows: Pointers ``[64]`` to FP32 rows of ``ROTARY`` cosines.
+        sin_rows: The same of sines.
+        eps: Added to mean squares.
+        ROTARY: Features with a rotary embedding, a multiple of 32 and at most ``D``.
+        HAS_WEIGHT: Whether normalized features have a factor.
+    """
+    D: gl.constexpr = x.shape[1]
+    layout: gl.constexpr = x.type.layout
+    inverse = gl.rsqrt(gl.sum(x * x, axis=1) / D + eps)
+    x = x * gl.expand_dims(inverse, 1)
+    if HAS_WEIGHT:
+        feature = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+        x = x * gl.expand_dims(gl.load(weight + feature).to(gl.float32), 0)
+    pieces = _pieces(x)
+    turned = ()
+    for index in gl.static_range(D // PIECE):
+        piece = _turned_piece(pieces, index, cos_rows, sin_rows, ROTARY)
+        turned = turned + (piece,)  # noqa: RUF005  # no unpacking in kernels
+    return _whole(turned, layout)
+
+
+@gluon.jit
+def _signs(LAYOUT: gl.constexpr, D: gl.constexpr):
+    """Return the signs of features, FP32 ``[D]``."""
+    feature = gl.arange(0, D, layout=gl.SliceLayout(0, LAYOUT))
+    word = gl.where(feature < 32, _WORD_0, _WORD_1)
+    if D == 128:
+        word = gl.where(feature < 64, word, gl.where(feature < 96, _WORD_2, _WORD_3))
+    positive = (word.to(gl.uint32) >> (feature & 31).to(gl.uint32)) & 1
+    return positive.to(gl.float32) * 2.0 - 1.0
+
+
+@gluon.jit
+def _stage(x, BIT: gl.constexpr):
+    """Return a block after the butterflies of features ``1 << BIT`` apart."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1]
+    APART: gl.constexpr = 1 << BIT
+    layout: gl.constexpr = x.type.layout
+    pairs = gl.reshape(x, [ROWS, COLUMNS // (2 * APART), 2, APART])
+    if BIT == 1 or BIT == 2:  # noqa: PLR1714  # no sets in kernels
+        # Four threads share 8 features: the sum of both is there, and the second is taken off.
+        inner: gl.constexpr = gl.SliceLayout(3, pairs.type.layout)
+        which = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, inner)))
+        factor = which.to(gl.float32) * -2.0
+        factor = gl.expand_dims(gl.expand_dims(gl.expand_dims(factor, 0), 1), 3)
+        pairs = pairs * factor + gl.expand_dims(gl.sum(pairs, axis=2), 2)
+    else:
+        first, second = gl.split(gl.permute(pairs, [0, 1, 3, 2]))
+        pairs = gl.permute(gl.join(first + second, first - second), [0, 1, 3, 2])
+    return gl.convert_layout(gl.reshape(pairs, [ROWS, COLUMNS]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def rotated(x):
+    """Return ``(x * signs) @ H_D`` of a block, without the factor ``1 / sqrt(D)``."""
+    D: gl.constexpr = x.shape[1]
+    layout: gl.constexpr = x.type.layout
+    x = x * gl.expand_dims(_signs(layout, D), 0)
+    for bit in gl.static_range(6):
+        x = _stage(x, bit)
+    if D == 128:
+        x = _stage(x, 6)
+    return x
+
+
+@gluon.jit
+def store_summary(
+    x,
+    exists,
+    count,
+    first,
+    second,
+    IS_QUERY: gl.constexpr,
+    SUMMARY: gl.constexpr,
+):
+    """Store the summaries of a block at pointers to ``[D]``.
+
+    Args:
+        x: FP32 ``[64, D]``.
+        exists: Which rows exist, ``[64, 1]``.
+        count: How many rows do, FP32.
+        first: The mean, the maximum of keys, or maximum plus minimum of queries.
+        second: The minimum of keys.
+        IS_QUERY: Whether the rows are queries.
+        SUMMARY: ``NO_SUMMARY``, ``MINMAX`` or ``MEAN``.
+    """
+    feature = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
+    if SUMMARY == MEAN:
+        gl.store(first + feature, gl.sum(gl.where(exists, x, 0.0), axis=0) / count)
+    elif SUMMARY == MINMAX:
+        largest = gl.max(gl.where(exists, x, float("-inf")), axis=0)
+        smallest = gl.min(gl.where(exists, x, float("inf")), axis=0)
+        if IS_QUERY:
+            gl.store(first + feature, largest + smallest)
+        else:
+            gl.store(first + feature, largest)
+            gl.store(second + feature, smallest)
