@@ -127,7 +127,7 @@ def tile_rows(case: ConvolutionCase) -> list[dict]:
     for shape in hopper_plan.TILES:
         plan = hopper_plan.HopperPlan(
             shape.outputs, shape.voxels // 32, 32, depth, shape.stages, shape.num_warps,
-            shape.programs_per_sm,
+            shape.programs_per_sm, shape.buffers,
         )  # fmt: skip
         mark = " (chosen)" if plan == chosen else ""
         name = f"{plan.outputs}x{plan.voxels}, {plan.programs_per_sm} a processor{mark}"

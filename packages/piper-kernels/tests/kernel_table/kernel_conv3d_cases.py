@@ -121,14 +121,19 @@ def _hopper():
         tile = getattr(hopper_plan, name)
         chosen = hopper_plan.HopperPlan(
             tile.outputs, tile.voxels // 32, 32, 128, tile.stages, tile.num_warps,
-            tile.programs_per_sm,
+            tile.programs_per_sm, tile.buffers,
         )  # fmt: skip
         blocks = {"code_desc": hopper.code_block(chosen), "weight_desc": [tile.outputs, 128]}
         descriptors = {
             name: f"tensordesc<i8{block},{hopper.tile_layout(*block)!r}>"
             for name, block in blocks.items()
         }
-        constants = _STRIDES | _EPILOGUE | {
+        sent = hopper.out_block(chosen)
+        descriptors["out_desc"] = f"tensordesc<fp16{sent},{hopper.out_layout(chosen)!r}>"
+        constants = _STRIDES | {
+            "HAS_BIAS": True,
+            "HAS_RESIDUAL": False,
+            "BUFFERS": tile.buffers,
             "CHANNELS": 256,
             "STAGES": tile.stages,
             "STORE": hopper.store_layout(tile.outputs, tile.voxels, tile.num_warps),

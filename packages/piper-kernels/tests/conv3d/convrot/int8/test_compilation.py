@@ -142,8 +142,12 @@ def test_hopper_preparation(last, tmp_path):
     assert spilled(compiled, tmp_path) == 0
 
 
-@pytest.mark.parametrize("tile", [hopper_plan.LARGE, hopper_plan.THIN], ids=["LARGE", "THIN"])
-def test_hopper_product(tile, tmp_path):
+@pytest.mark.parametrize(
+    ("tile", "sent"),
+    [(hopper_plan.LARGE, True), (hopper_plan.LARGE, False), (hopper_plan.THIN, False)],
+    ids=["LARGE sent", "LARGE", "THIN"],
+)
+def test_hopper_product(tile, sent, tmp_path):
     hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper")
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -154,11 +158,12 @@ def test_hopper_product(tile, tmp_path):
     large = tile is hopper_plan.LARGE
     plan = hopper_plan.HopperPlan(
         tile.outputs, tile.voxels // 32, 32, 128 if large else 64, tile.stages, tile.num_warps,
-        tile.programs_per_sm,
+        tile.programs_per_sm, tile.buffers,
     )  # fmt: skip
     blocks = {"code_desc": hopper.code_block(plan), "weight_desc": [plan.outputs, plan.depth]}
     constants = STRIDES | {
-        "CHANNELS": plan.depth, "STAGES": plan.stages, "HAS_BIAS": True, "HAS_RESIDUAL": large,
+        "CHANNELS": plan.depth, "STAGES": plan.stages, "HAS_BIAS": True,
+        "HAS_RESIDUAL": not sent, "BUFFERS": plan.buffers if sent else 0,
         "WIDE": not large, "COPY_REGISTERS": hopper.COPY_REGISTERS,
         "STORE": hopper.store_layout(plan.outputs, plan.voxels, plan.num_warps),
     }  # fmt: skip
@@ -168,6 +173,8 @@ def test_hopper_product(tile, tmp_path):
         name: f"tensordesc<i8{block},{hopper.tile_layout(*block)!r}>"
         for name, block in blocks.items()
     }
+    block = hopper.out_block(plan)
+    types["out_desc"] = f"tensordesc<fp16{block},{hopper.out_layout(plan)!r}>"
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     aligned = ("out", "residual", "bias", "weight_scale", "out_width", "out_height")
     source = GluonASTSource(
@@ -182,6 +189,9 @@ def test_hopper_product(tile, tmp_path):
     ptx = compiled.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n" in ptx
     assert "cp.async.bulk.tensor.5d" in ptx
-    assert "st.global.v4" in ptx or not large
+    if sent:
+        assert "cp.async.bulk.tensor.5d.global.shared" in ptx
+        assert "stmatrix" in ptx
+    assert "st.global.v4" in ptx or not large or sent
     assert spilled(compiled, tmp_path) == 0
     assert plan.programs_per_sm * (compiled.metadata.shared + 1024) <= 228 * 1024

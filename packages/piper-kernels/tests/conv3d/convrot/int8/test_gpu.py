@@ -21,7 +21,7 @@ CASES = [
     ((2, 64, 3, 5, 7), 5, "reflect", (1, 1, 1), torch.float32),
     ((1, 128, 4, 33, 31), 130, "reflect_right", (2, 2, 2), torch.float16),
     ((1, 256, 3, 16, 64), 256, "reflect", (1, 1, 1), torch.float16),
-    ((1, 512, 5, 9, 128), 65, "none", (3, 1, 2), torch.float16),
+    ((2, 512, 5, 9, 129), 65, "none", (3, 1, 2), torch.float16),
 ]
 
 

@@ -17,6 +17,10 @@ from piper_kernels.linear.convrot.int8._nvidia.hopper import store_layout
 
 COPY_REGISTERS = 24
 ALIGNMENT = 16
+SENT_VOXELS = 64
+SENT_WIDTHS = (16, 32, 64)
+"""Box widths whose rows are 32 to 128 bytes, which TMA swizzles."""
+
 _REGISTERS = 65_536
 
 
@@ -55,6 +59,22 @@ def code_view(geometry: Geometry) -> tuple[list[int], list[int]]:
     return shape, [height * row, step_h * row, row, step_w * channels, 1]
 
 
+def out_block(plan: HopperPlan) -> list[int]:
+    """Return the block of outputs that one copy stores; see ``hopper_conv3d_kernel``."""
+    rows = SENT_VOXELS // plan.box_width
+    return [1, plan.outputs, 1, rows, plan.box_width]
+
+
+def out_layout(plan: HopperPlan) -> gl.NVMMASharedLayout:
+    """Return the shared-memory layout of ``out_block``."""
+    return gl.NVMMASharedLayout.get_default_for(out_block(plan), gl.float16)
+
+
+def sends(plan: HopperPlan, out_width: int, residual: Tensor | None) -> bool:
+    """Return whether TMA stores the outputs of a plan: rows start at multiples of 16 bytes."""
+    return residual is None and out_width % 8 == 0 and plan.box_width in SENT_WIDTHS
+
+
 def max_registers(plan: HopperPlan) -> int | None:
     """Return the registers of a thread with which several programs fit on a multiprocessor."""
     if plan.programs_per_sm == 1:
@@ -89,17 +109,23 @@ def convolve(
     rows = weight.qdata.view(geometry.outputs, depth)
     weight_desc = TensorDescriptor(rows, [geometry.outputs, depth], [depth, 1], tile,
                                    tile_layout(*tile))  # fmt: skip
+    out_desc, buffers = code_desc, 0
+    if sends(plan, geometry.out_width, residual):
+        out_desc = TensorDescriptor(out, list(out.shape), list(out.stride()), out_block(plan),
+                                    out_layout(plan))  # fmt: skip
+        buffers = plan.buffers
     units = box_tiles(plan, geometry.out_height, geometry.out_width)
     units *= geometry.batch * geometry.out_frames * -(-geometry.outputs // plan.outputs)
     with launch_guard(codes.device):
         hopper_conv3d_kernel[(min(units, processors * plan.programs_per_sm),)](
-            code_desc, weight_desc, weight.input_scale, weight.scale, bias,
+            code_desc, weight_desc, out_desc, weight.input_scale, weight.scale, bias,
             out if residual is None else residual, out, geometry.batch, geometry.outputs,
             geometry.frames, *geometry.out_shape[2:], bias.stride(0), *geometry.stride,
             CHANNELS=geometry.channels, STAGES=plan.stages,
             STORE=store_layout(plan.outputs, plan.voxels, plan.num_warps),
             HAS_BIAS=weight.bias is not None, HAS_RESIDUAL=residual is not None,
-            WIDE=spans_wide(geometry, plan), COPY_REGISTERS=COPY_REGISTERS,
-            num_warps=plan.num_warps, maxnreg=max_registers(plan), enable_fp_fusion=False,
+            WIDE=spans_wide(geometry, plan), BUFFERS=buffers,
+            COPY_REGISTERS=COPY_REGISTERS, num_warps=plan.num_warps,
+            maxnreg=max_registers(plan), enable_fp_fusion=False,
         )  # fmt: skip
     return out

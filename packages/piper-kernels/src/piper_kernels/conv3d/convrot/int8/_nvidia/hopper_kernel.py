@@ -12,6 +12,7 @@ warpgroups multiply them with INT32 WGMMA. Importing needs a Triton with Gluon's
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -163,6 +164,62 @@ def store_tile(
 
 
 @gluon.jit
+def _halves(values):
+    """Return the columns of the first and of the second half."""
+    ROWS: gl.constexpr = values.shape[0]
+    COLUMNS: gl.constexpr = values.shape[1] // 2
+    return gl.split(gl.permute(gl.reshape(values, (ROWS, 2, COLUMNS)), (0, 2, 1)))
+
+
+@gluon.jit
+def send_columns(
+    accumulator, input_scale, scales, biases, out_desc, buffers, sample, output, frame, row,
+    column, AT: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """Scale and round ``[OUTPUTS, columns]`` and let TMA store them from a buffer."""
+    BUFFERS: gl.constexpr = buffers.shape[0]
+    block: gl.constexpr = out_desc.block_type.shape
+    layout: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
+    values = accumulator.to(gl.float32) * input_scale
+    values = values * gl.expand_dims(gl.convert_layout(scales, layout), 1)
+    if HAS_BIAS:
+        values += gl.expand_dims(gl.convert_layout(biases, layout), 1)
+    buffer = buffers.index(AT % BUFFERS)
+    # What was sent from this buffer before has left it.
+    tma.store_wait(pendings=BUFFERS - 1)
+    buffer.store(gl.reshape(values.to(gl.float16), block))
+    fence_async_shared()
+    at = [sample, output, frame, row + AT * block[3], column]
+    tma.async_copy_shared_to_global(out_desc, at, buffer)
+
+
+@gluon.jit
+def send_tile(
+    accumulator, input_scale, scales, biases, out_desc, buffers, output, row, column, frame,
+    out_frames, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """Scale, bias, round and store a tile, 64 voxels at a time; see ``store_tile``."""
+    VOXELS: gl.constexpr = accumulator.shape[1]
+    sample = frame // out_frames
+    time = frame % out_frames
+    numbers = (input_scale, scales, biases, out_desc, buffers, sample, output, time, row, column)
+    if VOXELS == 64:
+        send_columns(accumulator, *numbers, 0, HAS_BIAS)
+    if VOXELS == 128:
+        a, b = _halves(accumulator)
+        send_columns(a, *numbers, 0, HAS_BIAS)
+        send_columns(b, *numbers, 1, HAS_BIAS)
+    if VOXELS == 256:
+        left, right = _halves(accumulator)
+        a, b = _halves(left)
+        send_columns(a, *numbers, 0, HAS_BIAS)
+        send_columns(b, *numbers, 1, HAS_BIAS)
+        a, b = _halves(right)
+        send_columns(a, *numbers, 2, HAS_BIAS)
+        send_columns(b, *numbers, 3, HAS_BIAS)
+
+
+@gluon.jit
 def multiply_partition(
     code_ring,
     weight_ring,
@@ -173,6 +230,8 @@ def multiply_partition(
     bias,
     residual,
     out,
+    out_desc,
+    buffers,
     units,
     output_tiles,
     row_tiles,
@@ -189,6 +248,7 @@ def multiply_partition(
     HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
     WIDE: gl.constexpr,
+    SEND: gl.constexpr,
 ):
     """Multiply what the ring holds and finish every unit of this program."""
     STAGES: gl.constexpr = code_ring.shape[0]
@@ -231,17 +291,28 @@ def multiply_partition(
             count += 1
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(previous), count=1)
-        store_tile(
-            accumulator, input_number, scales, biases, residual, out, output_tile * OUTPUTS,
-            row_tile * (VOXELS // BOX_WIDTH), column_tile * BOX_WIDTH, frame, outputs, out_frames,
-            out_height, out_width, STORE, BOX_WIDTH, HAS_BIAS, HAS_RESIDUAL, WIDE,
-        )  # fmt: skip
+        row = row_tile * (VOXELS // BOX_WIDTH)
+        column = column_tile * BOX_WIDTH
+        if SEND:
+            send_tile(
+                accumulator, input_number, scales, biases, out_desc, buffers,
+                output_tile * OUTPUTS, row, column, frame, out_frames, HAS_BIAS,
+            )  # fmt: skip
+        else:
+            store_tile(
+                accumulator, input_number, scales, biases, residual, out, output_tile * OUTPUTS,
+                row, column, frame, outputs, out_frames, out_height, out_width, STORE, BOX_WIDTH,
+                HAS_BIAS, HAS_RESIDUAL, WIDE,
+            )  # fmt: skip
+    if SEND:
+        tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def hopper_conv3d_kernel(
     code_desc,
     weight_desc,
+    out_desc,
     input_scale,
     weight_scale,
     bias,
@@ -263,6 +334,7 @@ def hopper_conv3d_kernel(
     HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
     WIDE: gl.constexpr,
+    BUFFERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
 ):
     """Convolve padded codes and finish the tiles.
@@ -271,6 +343,8 @@ def hopper_conv3d_kernel(
         code_desc: Descriptor of the codes seen as ``[N * T, rows, row phases, columns,
             column phases * C]``, block ``[1, box height, 1, box width, depth]``.
         weight_desc: Descriptor of the filter ``[O, 27 * C]``, block ``[outputs, depth]``.
+        out_desc: Descriptor of the output, block ``[1, outputs, 1, 64 / box width, box width]``;
+            not read without ``BUFFERS``.
         input_scale: Pointer to one FP32 scale.
         weight_scale: Pointer to FP32 ``[O]``.
         bias: Pointer to float16 ``[O]``.
@@ -292,6 +366,8 @@ def hopper_conv3d_kernel(
         HAS_BIAS: Whether there is a bias.
         HAS_RESIDUAL: Whether there is a residual.
         WIDE: Whether the outputs of a tile are spread over 2**31 elements or more.
+        BUFFERS: Buffers for 64 voxels of a tile, from which TMA stores while the next tile is
+            multiplied; 0 stores from registers, as ``HAS_RESIDUAL`` needs.
         COPY_REGISTERS: Registers of a thread of the copying warp.
     """
     BOX_HEIGHT: gl.constexpr = code_desc.block_type.shape[1]
@@ -307,6 +383,12 @@ def hopper_conv3d_kernel(
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
+    SEND: gl.constexpr = BUFFERS > 0
+    buffers = code_ring
+    if SEND:
+        buffers = gl.allocate_shared_memory(
+            gl.float16, [BUFFERS, 1, OUTPUTS, 1, 64 // BOX_WIDTH, BOX_WIDTH], out_desc.layout
+        )
     output_tiles = gl.cdiv(outputs, OUTPUTS)
     row_tiles = gl.cdiv(out_height, BOX_HEIGHT)
     column_tiles = gl.cdiv(out_width, BOX_WIDTH)
@@ -317,9 +399,9 @@ def hopper_conv3d_kernel(
                 multiply_partition,
                 (
                     code_ring, weight_ring, ready, empty, input_scale, weight_scale, bias,
-                    residual, out, units, output_tiles, row_tiles, column_tiles, outputs,
-                    out_frames, out_height, out_width, bias_stride, STRIDE_T, CHANNELS, STORE,
-                    BOX_WIDTH, HAS_BIAS, HAS_RESIDUAL, WIDE,
+                    residual, out, out_desc, buffers, units, output_tiles, row_tiles,
+                    column_tiles, outputs, out_frames, out_height, out_width, bias_stride,
+                    STRIDE_T, CHANNELS, STORE, BOX_WIDTH, HAS_BIAS, HAS_RESIDUAL, WIDE, SEND,
                 ),
             ),
             (

@@ -23,6 +23,7 @@ class HopperPlan:
         stages: Steps whose operands fit into shared memory.
         num_warps: Warps that multiply; one more copies.
         programs_per_sm: Programs that share a multiprocessor: one stores while one multiplies.
+        buffers: Parts of 64 voxels of a tile that wait in shared memory for being stored.
     """
 
     outputs: int
@@ -32,6 +33,7 @@ class HopperPlan:
     stages: int
     num_warps: int
     programs_per_sm: int = 1
+    buffers: int = 1
 
     @property
     def voxels(self) -> int:
@@ -48,11 +50,12 @@ class Tile:
     stages: int
     num_warps: int
     programs_per_sm: int = 1
+    buffers: int = 1
 
 
-LARGE = Tile(128, 256, stages=4, num_warps=8)
+LARGE = Tile(128, 256, stages=4, num_warps=8, buffers=2)
 PAIR = Tile(128, 128, stages=3, num_warps=4, programs_per_sm=2)
-NARROW = Tile(64, 256, stages=5, num_warps=4)
+NARROW = Tile(64, 256, stages=5, num_warps=4, buffers=2)
 THIN = Tile(64, 64, stages=6, num_warps=4, programs_per_sm=2)
 
 TILES = (LARGE, PAIR, NARROW, THIN)
@@ -113,6 +116,7 @@ def select_plan(
             tile.stages,
             tile.num_warps,
             tile.programs_per_sm,
+            tile.buffers,
         )
         for tile in TILES
         for width in BOX_WIDTHS
