@@ -208,6 +208,7 @@ def settled(server: Server, started: float, timeout_s: float = 60) -> dict[str, 
 
 def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     """Run the clients for so long and return what was seen."""
+    place = environment(torch.device("cpu"), options.commit)
     started = time.monotonic()
     before = sample(server, started)
     clients = [Client(server.port, number, options.rate) for number in range(options.clients)]
@@ -222,7 +223,7 @@ def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     times = [time for client in clients for time in client.times]
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "environment": environment(torch.device("cpu"), options.commit),
+        "environment": place,
         "minutes": options.minutes,
         "clients": options.clients,
         "rate_hz": options.rate,

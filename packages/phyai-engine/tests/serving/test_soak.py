@@ -93,6 +93,15 @@ def test_a_steady_run_has_no_fault_and_its_table_covers_it(soak, steady):
     assert lines[2] == "| 0–5 | 2400 | 40 | 94 | 600.0 | 12 | 3 | 1 |"
 
 
+def test_the_stored_run_passes_and_the_page_shows_it(soak):
+    run = json.loads((BENCHMARKS / "results" / "cpu" / "soak.json").read_text())
+    assert run["minutes"] >= 30
+    assert soak.faults(run, soak.BOUNDS) == []
+    page = (REPOSITORY / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert soak.table(run) in page
+    assert f"{run['replies']} replies, {run['refused']} refusals" in " ".join(page.split())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
