@@ -1,0 +1,1 @@
+"""A model family for PhyAI from a package of its own."""

@@ -1,0 +1,133 @@
+"""The example package, installed the way an installer leaves it: sources and metadata."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from phyai.checkpoints import CheckpointError
+from phyai.dispatch import KernelConfig
+from phyai.engine import Engine, EngineArgs
+from phyai.engine_config import DeviceConfig, EngineConfig
+from phyai.processing import Observation, ProcessingError
+
+ROOT = Path(__file__).parents[1]
+STATE, WIDTH, HIDDEN, CHUNK, ACTION = 5, 32, 64, 6, 3
+POLICY = """
+schema: phyai.kernel/v1
+quantization:
+  rules:
+    - match: {glob: 'mlp.*'}
+      weight: {dtype: int8, granularity: per_channel, rotation_group: 16}
+      input: {dtype: int8, granularity: per_channel, dynamic: true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path, monkeypatch):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "site-packages" / "phyai_models_example-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    ((group, entries),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.syspath_prepend(str(ROOT / "src"))
+    yield
+    for name in [name for name in sys.modules if name.startswith("phyai_models_example")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(3)
+    sizes = {
+        "encoder": (WIDTH, STATE),
+        "mlp.fc1": (HIDDEN, WIDTH),
+        "mlp.fc2": (WIDTH, HIDDEN),
+        "head": (CHUNK * ACTION, WIDTH),
+    }
+    found = {}
+    for name, (rows, columns) in sizes.items():
+        found[f"{name}.weight"] = torch.randn(rows, columns, generator=generator) / columns**0.5
+        found[f"{name}.bias"] = torch.randn(rows, generator=generator)
+    return found
+
+
+def checkpoint(folder, tensors, action_dim=ACTION):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"action_dim": action_dim}))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def engine(folder, policy=None):
+    from phyai_models_example.state_policy import StatePolicyArgs
+
+    config = EngineConfig(
+        device=DeviceConfig(target="cpu", params_dtype=torch.float32),
+        kernel=KernelConfig(config_path=policy),
+    )
+    return Engine(EngineArgs("example_state", StatePolicyArgs(folder), config))
+
+
+def observations(count):
+    states = np.random.default_rng(1).normal(size=(count, STATE)).astype(np.float32)
+    return [Observation({}, state, f"task {number}") for number, state in enumerate(states)]
+
+
+def expected(tensors, observations):
+    def layer(name, x):
+        return functional.linear(
+            x, tensors[f"{name}.weight"].double(), tensors[f"{name}.bias"].double()
+        )
+
+    features = layer(
+        "encoder", torch.tensor(np.stack([each.state for each in observations])).double()
+    )
+    hidden = functional.gelu(layer("mlp.fc1", features), approximate="tanh")
+    actions = layer("head", features + layer("mlp.fc2", hidden))
+    return actions.reshape(len(observations), CHUNK, ACTION).numpy()
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_the_engine_runs_it_by_its_name(tmp_path, tensors, count):
+    asked = observations(count)
+    chunks = engine(checkpoint(tmp_path / "policy", tensors)).infer_batch(asked)
+    found = np.stack([chunk.actions for chunk in chunks])
+    np.testing.assert_allclose(found, expected(tensors, asked), rtol=1e-5, atol=1e-5)
+    assert [chunk.prompt for chunk in chunks] == [each.task for each in asked]
+
+
+def test_a_policy_quantizes_its_layers_and_the_calls_are_explained(tmp_path, tensors):
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY)
+    small = engine(checkpoint(tmp_path / "policy", tensors), file)
+    asked = observations(4)
+    found = np.stack([chunk.actions for chunk in small.infer_batch(asked)])
+    wanted = expected(tensors, asked)
+    assert 1e-4 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.03
+    formats = small.describe()["linear_formats"]
+    assert formats["encoder"] == formats["head"] == "bf16"
+    assert formats["mlp.fc1"] == formats["mlp.fc2"] == "convrot_int8_g16"
+    kernels = {(trace.role, trace.selected) for trace in small.explain()}
+    assert ("trunk", "piper.gemm.convrot_int8") in kernels
+    assert ("head", "torch.gemm.bf16") in kernels
+
+
+def test_what_does_not_fit_is_named(tmp_path, tensors):
+    with pytest.raises(CheckpointError, match="action_dim 4 does not divide"):
+        engine(checkpoint(tmp_path / "policy", tensors, action_dim=4))
+    whole = engine(checkpoint(tmp_path / "policy", tensors))
+    del tensors["mlp.fc2.bias"]
+    with pytest.raises(CheckpointError, match=r"mlp\.fc2\.bias"):
+        engine(checkpoint(tmp_path / "less", tensors))
+    with pytest.raises(ProcessingError, match="give 5 numbers"):
+        whole.infer(Observation({}, np.zeros(4, np.float32), ""))
