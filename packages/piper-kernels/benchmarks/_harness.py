@@ -152,37 +152,36 @@ def _milliseconds(run: Callable[[int], object], index: int, target: torch.device
 
 def kernel_names(run: Callable[[int], object], target: torch.device) -> list[str]:
     """Return the device kernels of one call in order, without repetitions; none on the CPU."""
-    if target.type != "cuda":
-        return []
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as record:
-        run(0)
-        torch.cuda.synchronize()
-    names = [
-        event.name[:120] for event in record.events() or () if event.device_type.name == "CUDA"
-    ]
-    return list(dict.fromkeys(names))
+    return kernels_by_run({"": lambda: run(0)}, target).get("", [])
 
 
-def kernel_times(run: Callable[[int], object], target: torch.device) -> dict[str, float]:
-    """Return the milliseconds of one call by device kernel, longest first; none on the CPU.
+def kernels_by_run(
+    runs: Mapping[str, Callable[[], object]], target: torch.device
+) -> dict[str, list[str]]:
+    """Return the device kernels of calls in order, without repetitions; nothing on the CPU.
 
-    Kernels of several streams may overlap, so the sum may exceed the time of the call.
+    One session of the profiler takes all calls, because a session costs most of a second.
     """
-    if target.type != "cuda":
+    if target.type != "cuda" or not runs:
         return {}
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as record:
-        run(0)
+        for run in runs.values():
+            run()
+            torch.cuda.synchronize()
+            torch.cuda._sleep(1)  # its kernel separates the calls
         torch.cuda.synchronize()
-    times: dict[str, float] = {}
-    for event in record.events() or ():
-        if event.device_type.name == "CUDA":
-            name = event.name[:120]
-            times[name] = times.get(name, 0.0) + event.device_time_total / 1e3
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+    events = [event for event in record.events() or () if event.device_type.name == "CUDA"]
+    calls: list[list[str]] = [[]]
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if "spin_kernel" in event.name:
+            calls.append([])
+        else:
+            calls[-1].append(event.name[:120])
+    if len(calls) != len(runs) + 1:
+        return {}
+    return {name: list(dict.fromkeys(names)) for name, names in zip(runs, calls, strict=False)}
 
 
 def environment(*, quick: bool, revision: str | None = None) -> dict:

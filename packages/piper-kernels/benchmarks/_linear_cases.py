@@ -80,7 +80,7 @@ FULL = (
     LinearCase(1024, 8192, 8192, FOUR_BIT_ALL, bias=False),
     LinearCase(4096, 8192, 8192, INT8_ALL, bias=False),
     LinearCase(1024, 8192, 8192, INT8, group=64),
-    LinearCase(8192, 8192, 8192, ("piper_int8", "bf16"), group=64),
+    LinearCase(8192, 8192, 8192, ("piper_int8", "bf16", "int_mm"), group=64),
     LinearCase(968, 16384, 2048),
     LinearCase(968, 2048, 16384),
     LinearCase(968, 2560, 2048),

@@ -1,13 +1,15 @@
 """Measure quantized linears beside bf16, cuBLAS INT8, FP8, torchao and Humming.
 
     python benchmark_linear.py [--quick] [--providers NAME ...] [--cases TEXT ...]
-        [--budget SECONDS] [--json FILE] [--commit HASH]
+        [--budget SECONDS] [--processes NUMBER] [--json FILE] [--commit HASH]
 
 Every case prints, for each provider, the preparation of the input, the product and the whole
 operation, beside the quality of the result. A result that is wrong is not timed and makes the
 exit status 1. A GPU run of all cases stores ``results/<device>/linear.json``, from which
 ``linear_page.py`` writes ``docs/linear-performance.md``. The file is written after every case,
-so a run that is stopped keeps what it measured. Without a GPU it is a dry run.
+so a run that is stopped keeps what it measured. On a GPU processes beside each other first compile
+the kernels of all cases, which is most of the time; the budget counts from there. Without a GPU
+it is a dry run.
 """
 
 import argparse
@@ -15,7 +17,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +27,22 @@ from _harness import (
     choose_cases,
     device,
     environment,
-    kernel_names,
+    kernels_by_run,
     require_as_exact,
 )
 from _linear_cases import FULL, QUICK, LinearCase
+from _linear_compilation import compile_ahead, compile_share
+from _linear_operands import CHECKED_ROWS, Operands, copy_variant, exact_rows, make_operands
 from _linear_providers import PROVIDERS, Operator, Provider
 from _linear_tables import linear_table, targets_table
 from _linear_targets import evaluate
 from _quality import quality
 from _report import result_path, say, write_json
 from torch import Tensor
-from torch.nn import functional
-
-from piper_kernels._input_activations import apply_activation
 
 SCHEMA = 1
-CHECKED_ROWS = 256
-OUTLIER_EVERY, OUTLIER_FACTOR = 256, 8
 HOST_REPEATS, HOST_CALLS = 3, 20
 PHASES = ("preparation", "product", "total")
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Random operands of a case: bf16 inputs of which every 256th feature is 8 times larger."""
-
-    inputs: list[Tensor]
-    weight: Tensor
-    bias: Tensor | None
-
-
-def make_operands(case: LinearCase) -> Operands:
-    """Return as many inputs as the provider with the smallest weights rotates through."""
-    generator = torch.Generator(device()).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=device())
-
-    bits = min(PROVIDERS[name].weight_bits for name in case.providers)
-    inputs = [random(case.m, case.input_features) for _ in range(case.sets(bits))]
-    for x in inputs:
-        x[:, ::OUTLIER_EVERY] *= OUTLIER_FACTOR
-    return Operands(inputs, random(case.n, case.k), random(case.n) if case.bias else None)
-
-
-def exact_rows(case: LinearCase, operands: Operands) -> Tensor:
-    """Return the first rows of the exact result in FP64."""
-    x = apply_activation(operands.inputs[0][:CHECKED_ROWS], case.activation).double()
-    bias = None if operands.bias is None else operands.bias.double()
-    return functional.linear(x, operands.weight.double(), bias)
 
 
 def check(
@@ -142,15 +110,6 @@ def host_microseconds(run: Callable[[], object]) -> float | None:
     return min(times)
 
 
-def copy_variant(case: LinearCase) -> Variant:
-    """Return a device copy with the traffic of an INT8 preparation."""
-    sets = case.sets(8)
-    size = max(1, case.preparation_bytes // 2)
-    source = torch.empty((sets, size), dtype=torch.uint8, device=device())
-    target = torch.empty_like(source)
-    return Variant(lambda index: target[index].copy_(source[index]), sets)
-
-
 def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
     """Check and time a case; one row for each provider.
 
@@ -162,6 +121,7 @@ def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
     exact = exact_rows(case, operands)
     rows: list[dict] = []
     variants: dict[str, Variant] = {"copy": copy_variant(case)}
+    checked: dict[str, Callable[[], object]] = {}
     for name in (name for name in case.providers if name in names):
         provider = PROVIDERS[name]
         row: dict[str, Any] = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
@@ -174,9 +134,7 @@ def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
         try:
             operator = provider.build(case, operands.weight, operands.bias)
             row |= check(provider, operator, case, operands, exact)
-            row["kernels"] = kernel_names(
-                lambda _index, run=operator.linear: run(operands.inputs[0]), device()
-            )
+            checked[name] = lambda run=operator.linear: run(operands.inputs[0])
             row["host_us"] = host_microseconds(lambda run=operator.linear: run(operands.inputs[0]))
             found = variants_of(provider, case, operands)
         except Exception as error:  # a provider that fails must not stop the others
@@ -184,9 +142,12 @@ def measure(case: LinearCase, names: Sequence[str]) -> list[dict]:
             continue
         row["sets"] = found["total"].sets
         variants |= {f"{name} {phase}": variant for phase, variant in found.items()}
+    kernels = kernels_by_run(checked, device())
     times = time_variants(variants)
     baseline = times.get("bf16 total", {}).get("ms")
     for row in rows:
+        if row["provider"] in kernels:
+            row["kernels"] = kernels[row["provider"]]
         _add_times(row, case, times, baseline)
     return rows
 
@@ -250,12 +211,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain a text")
-    parser.add_argument("--budget", type=float, default=160, help="seconds (default 160)")
+    parser.add_argument("--budget", type=float, default=75, help="seconds (default 75)")
+    parser.add_argument("--processes", type=int, default=6, help="that compile (default 6)")
+    parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)
     quick = options.quick or device().type != "cuda"
     cases = choose_cases(QUICK if quick else FULL, options.cases)
+    if options.share is not None:
+        with torch.no_grad():
+            compile_share(cases[options.share[0] :: options.share[1]], options.providers)
+        return 0
+    if not quick and options.processes > 0:
+        given = sys.argv[1:] if arguments is None else arguments
+        compile_ahead(options.processes, [__file__, *given])
     facts = environment(quick=quick, revision=options.commit)
     say("\n".join(f"{name}: {value}" for name, value in facts.items()))
     path = options.json

@@ -3,6 +3,7 @@
 import json
 import re
 
+import _linear_compilation
 import benchmark_ffn
 import benchmark_linear
 import linear_page
@@ -11,6 +12,7 @@ import torch
 from _ffn_models import BLOCKS, QUICK, FeedForwardCase, build, quantized
 from _graph_timing import Variant, time_variants
 from _linear_cases import FOUR_BIT_ALL, FULL, INT8_ALL, LinearCase
+from _linear_cases import QUICK as SMALL
 from _linear_providers import PROVIDERS, Operator
 from _linear_tables import linear_table
 from _linear_targets import TARGETS, evaluate
@@ -59,6 +61,30 @@ def test_providers_and_cases_can_be_chosen(tmp_path):
 def test_no_case_starts_after_the_budget(capsys):
     assert benchmark_linear.main(["--quick", "--budget", "-1"]) == 1
     assert "not started" in capsys.readouterr().out
+
+
+def test_shares_cover_all_cases(monkeypatch, capfd):
+    seen = []
+    real = _linear_compilation.make_operands
+
+    def made(case, most):
+        seen.append(case.name)
+        return real(case, most)
+
+    monkeypatch.setattr(_linear_compilation, "make_operands", made)
+    for index in ("0", "1"):
+        assert benchmark_linear.main(["--quick", "--share", index, "2"]) == 0
+    assert sorted(seen) == sorted(case.name for case in SMALL)
+    assert "Error" not in capfd.readouterr().out
+
+
+def test_processes_compile_ahead_and_are_awaited(tmp_path, capsys):
+    program = f"import sys; open(f'{tmp_path}/' + '-'.join(sys.argv[1:]), 'w')"
+    _linear_compilation.compile_ahead(2, ["-c", program, "--quick"])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"--quick---share-{index}-2" for index in (0, 1)
+    }
+    assert "compiled ahead in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("factor", [torch.nan, 1.3])
