@@ -1,12 +1,14 @@
 """``phyai deploy``: a policy server whose engines run on a Ray cluster."""
 
 import importlib.util
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phyai.cli import options, serve
+from phyai.cli import serve
 from phyai.cli.errors import CliError
+from phyai.cli.option_groups import with_groups
 
 if TYPE_CHECKING:
     from phyai.serving.config import ServeConfig
@@ -30,21 +32,15 @@ Gpus = Annotated[
 Replicas = Annotated[int, typer.Option(help="Replicas in the cluster.", min=1)]
 
 
+@with_groups
 def deploy_command(
     config: serve.ConfigFile = None,
-    checkpoint: options.OptionalCheckpoint = None,
     address: Address = None,
     replicas: Replicas = 1,
     gpus: Gpus = None,
-    adapter: serve.AdapterOption = None,
-    host: serve.Host = None,
-    port: serve.Port = None,
-    api_key_file: serve.ApiKeyFile = None,
-    default_prompt: serve.Prompt = None,
-    max_batch: serve.MaxBatch = None,
-    record: serve.Record = None,
-    device: options.Device = None,
-    preset: options.Preset = None,
+    *,
+    served: serve.Served,
+    listener: serve.Listener,
 ) -> None:
     """Serve a policy with replicas on a Ray cluster until SIGTERM.
 
@@ -55,23 +51,12 @@ def deploy_command(
     serve.require_serving()
     if importlib.util.find_spec("ray") is None:
         raise CliError("deploying needs Ray", 'pip install "phyai-engine[serve,ray]"')
-    policy = {
-        "checkpoint": checkpoint,
-        "adapter": adapter,
-        "default_prompt": default_prompt,
-        "device": device,
-        "preset": preset,
-    }
-    server = {
-        "host": host,
-        "port": port,
-        "max_batch": max_batch,
-        "replicas": replicas,
-        "record": record,
-    }
+    server = {**listener.settings(), "replicas": replicas}
 
     def settle() -> "ServeConfig":
-        return serve.settle_config(config, policy, server, api_key_file, here=False)
+        return serve.settle_config(
+            config, asdict(served), server, listener.api_key_file, here=False
+        )
 
     settled = settle()
     from phyai.serving.ray_pool import RayPool

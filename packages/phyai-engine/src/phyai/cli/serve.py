@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 
 from phyai.cli import engines, options
 from phyai.cli.errors import CliError
+from phyai.cli.option_groups import with_groups
 from phyai.cli.output import print_json, print_line, print_pairs, status_line, stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -97,6 +98,32 @@ Check = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Served:
+    """Which policy answers, for robots of which kind."""
+
+    checkpoint: options.OptionalCheckpoint = None
+    adapter: AdapterOption = None
+    default_prompt: Prompt = None
+    device: options.Device = None
+    preset: options.Preset = None
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Where a server listens, to whom, and what it does with what comes."""
+
+    host: Host = None
+    port: Port = None
+    api_key_file: ApiKeyFile = None
+    max_batch: MaxBatch = None
+    record: Record = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what goes into `ServerConfig` as it is."""
+        return {name: value for name, value in vars(self).items() if name != "api_key_file"}
+
+
 def require_serving() -> None:
     """Fail with the command to install when a library of the server is missing.
 
@@ -108,20 +135,14 @@ def require_serving() -> None:
         raise CliError(f"serving needs {', '.join(missing)}", 'pip install "phyai-engine[serve]"')
 
 
+@with_groups
 def serve_command(
     config: ConfigFile = None,
     model: Model = None,
-    checkpoint: options.OptionalCheckpoint = None,
-    adapter: AdapterOption = None,
-    host: Host = None,
-    port: Port = None,
-    api_key_file: ApiKeyFile = None,
-    default_prompt: Prompt = None,
-    max_batch: MaxBatch = None,
+    *,
+    served: Served,
+    listener: Listener,
     replicas: Replicas = None,
-    record: Record = None,
-    device: options.Device = None,
-    preset: options.Preset = None,
     stats: options.Stats = None,
     tokenizer: options.Tokenizer = None,
     allow_identity_norm: options.AllowIdentityNorm = False,
@@ -141,12 +162,8 @@ def serve_command(
     """
     require_serving()
     typed = {
+        **asdict(served),
         "plugin": model,
-        "checkpoint": checkpoint,
-        "adapter": adapter,
-        "default_prompt": default_prompt,
-        "device": device,
-        "preset": preset,
         "stats": stats,
         "tokenizer": tokenizer,
         "allow_identity_norm": allow_identity_norm or None,
@@ -154,16 +171,10 @@ def serve_command(
         "video": video or None,
     }
     ranks = {"cfg": cfg_parallel, "tp": tensor_parallel}
-    server = {
-        "host": host,
-        "port": port,
-        "max_batch": max_batch,
-        "replicas": replicas,
-        "record": record,
-    }
+    server = {**listener.settings(), "replicas": replicas}
 
     def settle() -> "ServeConfig":
-        settled = settle_config(config, typed, server, api_key_file)
+        settled = settle_config(config, typed, server, listener.api_key_file)
         given = {name: value for name, value in ranks.items() if value is not None}
         parallel = replace(settled.policy.parallel, **given)
         return replace(settled, policy=replace(settled.policy, parallel=parallel))
