@@ -3,14 +3,15 @@
     python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --policy FILE --output results.json
     python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --video --output results.json
     python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --parallel --output results.json
-    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --page results.json
+    python packages/phyai-engine/benchmarks/benchmark_cosmos3.py --page results.json --merge FILE
 
 The first command times the DROID contract (33 frames, 32 actions, 4 steps, guidance 3, text read
 before) under every ``--policy``, compares the actions with those of the first one, and with
 ``--diffusers`` times diffusers' own pipeline in the same run. ``--video`` times one forward of
-720p, 189 frames, with each kernel of attention; ``--parallel`` needs two GPUs and times one
-guidance branch on each. Parts are merged into an existing output. The last command writes
-``docs/cosmos3-performance.md`` from the stored file.
+720p, 189 frames, with each kernel of attention; ``--parallel`` needs two GPUs, which share
+guidance branches or every layer. Parts are merged into an existing output. The last command writes
+``docs/cosmos3-performance.md`` from the stored file; ``--merge`` adds parts that were stored in
+other files to it before.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from _diffusers import time_diffusers
 from _environment import environment
 
 from phyai.models.cosmos3.bench import DROID_DOMAIN, cosines, describe, kernels, measure_policy
-from phyai.models.cosmos3.bench_parallel import DROID_LAYOUT, time_branches
+from phyai.models.cosmos3.bench_parallel import DROID_LAYOUT, time_ranks
 from phyai.models.cosmos3.bench_video import (
     ATTENTION,
     VIDEO_720P,
@@ -47,6 +48,7 @@ from phyai.models.cosmos3.vae.random_weights import tiny_config
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "cosmos3-performance.md"
+PARTS = ("policies", "diffusers", "video", "parallel")
 
 
 class Run:
@@ -89,9 +91,12 @@ class Run:
         arguments = self.arguments
         found = self.document.setdefault("policies", {})
         reference: np.ndarray | None = None
-        for policy in [*arguments.policy] or [None]:
+        cases = [(policy, True) for policy in [*arguments.policy] or [None]]
+        cases += [(policy, False) for policy in arguments.one_stream]
+        for policy, overlaps in cases:
             name = "default" if policy is None else policy.stem
-            found[name] = entry = self._policy(policy)
+            name += "" if overlaps else " on one stream"
+            found[name] = entry = self._policy(policy, overlaps)
             actions = entry.pop("actions", None)
             if actions is not None and reference is None:
                 reference = actions
@@ -101,7 +106,7 @@ class Run:
             self.store()
             _free()
 
-    def _policy(self, policy: Path | None) -> dict[str, Any]:
+    def _policy(self, policy: Path | None, overlaps: bool) -> dict[str, Any]:
         try:
             return measure_policy(
                 self.config,
@@ -112,6 +117,7 @@ class Run:
                 contract=self.contract,
                 requests=self.arguments.requests,
                 listed=self.arguments.kernels,
+                overlaps=overlaps,
             )
         except Exception as error:  # the other policies are still worth measuring
             traceback.print_exc()
@@ -139,14 +145,14 @@ class Run:
         reference = None
         for name, (row, params) in ATTENTION.items():
             rules = attention_rules(row, params)
-            entry, video = time_video_step(model, self.video, rules, reference)
+            entry, video = time_video_step(model, self.video, rules, reference, runs=1)
             reference = video if reference is None else reference
             self._add(found["rows"], name, entry)
         for policy in policies[1:]:
             del model
             _free()
             model = self._video_model(policy)
-            entry, _ = time_video_step(model, self.video, policy, reference)
+            entry, _ = time_video_step(model, self.video, policy, reference, runs=1)
             self._add(found["rows"], f"`{policy.stem}`", entry)
         del model
         _free()
@@ -162,13 +168,13 @@ class Run:
         rows[name] = entry
         self.store()
 
-    def branches(self) -> None:
-        """Time guidance branches on two devices."""
+    def two_devices(self) -> None:
+        """Time two devices that share guidance branches, or every layer."""
         layout = Layout(2, 4, 4, fps=15.0) if self.tiny else DROID_LAYOUT
         found = self.document.setdefault("parallel", {})
         for policy in [*self.arguments.policy] or [None]:
             name = "default" if policy is None else policy.stem
-            found[name] = time_branches(
+            found[name] = time_ranks(
                 self.config,
                 layout,
                 self.contract.sampling,
@@ -203,10 +209,38 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
+def write_page(results: Path, others: Sequence[Path]) -> None:
+    """Write the page from results, after adding parts to them that other runs have stored.
+
+    Raises:
+        ValueError: A file has results of another device.
+    """
+    document = json.loads(results.read_text(encoding="utf-8"))
+    for other in others:
+        more = json.loads(other.read_text(encoding="utf-8"))
+        devices = [part["environment"]["device"] for part in (document, more)]
+        if devices[0] != devices[1]:
+            raise ValueError(f"{other} has results of {devices[1]}, {results} of {devices[0]}")
+        for part in PARTS:
+            if part in more:
+                document[part] = {**document.get(part, {}), **more[part]}
+    if others:
+        results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(document), encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, then measure or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", type=Path, action="append", default=[])
+    parser.add_argument(
+        "--one-stream",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="POLICY",
+        help="also with the attention of branches one after the other",
+    )
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--kernels", type=int, default=12, help="listed, by their time")
     parser.add_argument("--no-policies", action="store_true", help="skip the DROID contract")
@@ -218,9 +252,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--commit", help="commit to record where git shows another or none")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--page", type=Path, help="stored results to write the page from")
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        action="append",
+        default=[],
+        help="further results, added to those of the page first",
+    )
     arguments = parser.parse_args(argv)
     if arguments.page is not None:
-        PAGE.write_text(page(json.loads(arguments.page.read_text())), encoding="utf-8")
+        write_page(arguments.page, arguments.merge)
         return
     if not (arguments.tiny or torch.cuda.is_available()):
         parser.error("this benchmark needs an NVIDIA GPU; --tiny rehearses it on the CPU")
@@ -232,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.video:
         run.long_video()
     if arguments.parallel:
-        run.branches()
+        run.two_devices()
 
 
 if __name__ == "__main__":

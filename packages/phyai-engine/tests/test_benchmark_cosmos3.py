@@ -28,6 +28,7 @@ def document(benchmark, tmp_path_factory):
     output = folder / "results.json"
     common = ["--tiny", "--commit", "abc", "--output", str(output)]
     policies = [f"--policy={portable}", f"--policy={refused}", "--requests=1"]
+    policies.append(f"--one-stream={portable}")
     benchmark.main([*common, *policies])
     benchmark.main([*common, "--video", "--diffusers"])
     return json.loads(output.read_text())
@@ -35,7 +36,9 @@ def document(benchmark, tmp_path_factory):
 
 def test_runs_are_merged_and_refusals_kept(document):
     assert document["environment"]["commit"] == "abc"
-    measured, refused = document["policies"].values()
+    measured, refused, alone = document["policies"].values()
+    assert list(document["policies"])[2] == "portable on one stream"
+    assert alone["actions_to_first"]["least_cosine"] == pytest.approx(1)
     assert measured["ms"]["total"]["p50"] > 0
     assert measured["tokens"] > 0
     assert "actions" not in measured
@@ -49,7 +52,7 @@ def test_runs_are_merged_and_refusals_kept(document):
 
 def test_the_page_shows_every_part(benchmark, document):
     document = json.loads(json.dumps(document))
-    (name, measured), _ = document["policies"].items()
+    (name, measured), *_ = document["policies"].items()
     document["policies"]["other"] = {
         **measured,
         "floor_ms": {"encode": 2.5, "prefill": 0.0, "denoise": 300.0, "total": 302.5},
@@ -62,7 +65,11 @@ def test_the_page_shows_every_part(benchmark, document):
         "error": "TimeoutError: too slow",
     }
     document["parallel"] = {
-        "other": {"one_device_ms": [10.0], "two_devices_ms": [5.5], "speedup": 1.818}
+        "other": {
+            "one_device_ms": [10.0],
+            "branches": {"ms": [5.5], "speedup": 1.818},
+            "layers": {"ms": [8.0], "speedup": 1.25},
+        }
     }
     text = benchmark.page(document)
     spent = measured["ms"]["request"]["p50"]
@@ -79,12 +86,31 @@ def test_the_page_shows_every_part(benchmark, document):
     assert "Not measured further: TimeoutError: too slow" in text
     assert "| cuDNN |" in text
     assert "dense Piper was not measured" in text
-    assert "| `other` | 10.0 | 5.5 | 1.818 |" in text
+    assert "| `other` | 10.0 | a branch each | 5.5 | 1.818 |" in text
+    assert "| `other` | 10.0 | half of every layer each | 8.0 | 1.25 |" in text
     assert "| `gemm` | 4 | 100 | 25.0 |" in text
     alone = {"environment": document["environment"], "date": "2026"}
     assert "diffusers" not in benchmark.page(alone)
     text = benchmark.page(alone | {"diffusers": document["diffusers"]})
     assert "| eager | 900.0 | 700.0 | 2000.0 |  |" in text
+
+
+def test_parts_of_other_files_are_added_to_the_page(benchmark, document, tmp_path, monkeypatch):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(benchmark, "PAGE", page)
+    parts = {"one": {"video": document["video"]}, "two": {"policies": document["policies"]}}
+    for path, part in zip((first, second), parts.values(), strict=True):
+        common = {"date": "2026", "environment": document["environment"]}
+        path.write_text(json.dumps({**common, **part}))
+    benchmark.main(["--page", str(first), "--merge", str(second)])
+    merged = json.loads(first.read_text())
+    assert (merged["video"], merged["policies"]) == (document["video"], document["policies"])
+    assert "## DROID policy" in page.read_text()
+    assert "## One step of a long video" in page.read_text()
+    second.write_text(json.dumps({"environment": {"device": "another"}}))
+    with pytest.raises(ValueError, match=r"second.json has results of another, .* of cpu"):
+        benchmark.main(["--page", str(first), "--merge", str(second)])
 
 
 def test_without_a_gpu_it_says_what_to_do(benchmark, monkeypatch, capsys):

@@ -65,7 +65,7 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 17
+    assert len(OP_MODULES) == 18
     assert set(catalog.ops()) == {
         "activated_product",
         "activation",
@@ -81,6 +81,7 @@ def test_operations_and_references(catalog):
         "embedding",
         "gated_product",
         "gemm",
+        "join_heads",
         "layernorm",
         "layernorm_add",
         "modulate",

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[4] / "examples" / "cosmos3" / "kernel_policies"
 # name: format that a layer of the generation tower ends in, and the row of its product
 FORMATS = {
     "cosmos3_h200": ("bf16", "torch.gemm.bf16"),
-    "cosmos3_h200_fast": ("fp8_per_channel", "triton.gemm.fp8_rows"),
+    "cosmos3_h200_fast": ("convrot_int8_g64", "piper.gemm.convrot_int8"),
     "cosmos3_h200_fp8": ("fp8_per_channel", "triton.gemm.fp8_rows"),
     "cosmos3_h200_int8": ("convrot_int8_g64", "piper.gemm.convrot_int8"),
     "cosmos3_video_sparse": ("fp8_per_channel", "triton.gemm.fp8_rows"),
@@ -105,7 +105,7 @@ def test_attention(name, selector, tokens, sparse):
     dims = {**HEADS, "tokens": tokens, "kv_tokens": tokens + 82}
     dtypes = ("input", "key", "value")
     found = chosen(selector, "attention", dims, dtypes=dtypes, layout="padded", causal=False)
-    expected = "piper.attention" if name == "cosmos3_h200_fast" else "sdpa.attention"
+    expected = "piper.attention.sage" if name == "cosmos3_h200_fast" else "sdpa.attention"
     routed = sparse and name == "cosmos3_video_sparse"
     assert found == ("piper.attention.sparse" if routed else expected)
     narrow = {**dims, "head_dim": 16}

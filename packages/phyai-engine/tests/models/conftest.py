@@ -51,7 +51,7 @@ def fused(monkeypatch):
         "activation_rows": activate,
         "rmsnorm_rows": norm,
         "layernorm_rows": layer_norm,
-        "quantize_parts": lambda parts: quantize(torch.cat([*parts])),
+        "quantize_parts": lambda parts: quantize(torch.cat([*parts]).flatten(1)),
     }
     for name, function in functions.items():
         monkeypatch.setattr(

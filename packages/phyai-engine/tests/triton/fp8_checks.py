@@ -53,10 +53,13 @@ def check_quantize() -> None:
             if DEVICE == "cuda":
                 exact = (x.float() / scales[:, None]).to(torch.float8_e4m3fn)
                 assert torch.equal(codes.float(), exact.float()), (dtype, count, hidden)
-    parts = [rows(3, 40, torch.bfloat16), rows(2, 40, torch.bfloat16)]
-    joined = fp8_rows.quantize_parts([parts[0], parts[0][:0], parts[1]])
-    for found, expected in zip(joined, fp8_rows.quantize_rows(torch.cat(parts)), strict=True):
-        assert torch.equal(found.float(), expected.float())
+    parts = [rows(3, 48, torch.bfloat16), rows(2, 48, torch.bfloat16)]
+    by_heads = [part.unflatten(1, (3, 16)) for part in parts]
+    heads_first = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in by_heads]
+    for heads in (by_heads, heads_first):
+        joined = fp8_rows.quantize_parts([heads[0], heads[0][:0], heads[1]])
+        for found, expected in zip(joined, fp8_rows.quantize_rows(torch.cat(parts)), strict=True):
+            assert torch.equal(found.float(), expected.float())
     codes, scales = fp8_rows.quantize_rows(rows(4, 24, torch.bfloat16).view(4, 24)[:0])
     assert (codes.shape, scales.shape) == ((0, 24), (0,))
 

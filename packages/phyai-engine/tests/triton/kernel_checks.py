@@ -205,6 +205,33 @@ def check_qk_norm() -> None:
                     assert error <= bound, (op, variant, dtype, float(error / bound))
 
 
+def check_qk_norm_items() -> None:
+    """Queries of several items are the same numbers with the tokens of a head side by side."""
+    heads_q, heads_k, head_dim = 4, 2, 64
+    qkv = normal(6, (heads_q + 2 * heads_k) * head_dim, dtype=torch.float32)
+    weight, slots = normal(head_dim), torch.arange(6).to(DEVICE)
+    caches = torch.zeros(2, 6, heads_k, head_dim, device=DEVICE)
+    rotation = normal(6, head_dim)
+    for row in ("triton.qk_norm_rope_append", "torch.qk_norm_rope_append"):
+        arguments = (qkv, weight, weight, rotation, slots, *caches, EPS)
+        facts = {"attrs.variant": "rms"}
+        expected = run(row, arguments, facts)
+        for items in (1, 2, 6):
+            found = run(row, (*arguments, items), facts)
+            assert torch.equal(found.flatten(0, 1), expected), (row, items)
+            assert found.transpose(1, 2).is_contiguous(), (row, items)
+
+
+def check_join_heads() -> None:
+    for dtype in DTYPES:
+        for heads, width in ((3, 16), (32, 128), (40, 128)):
+            parts = [normal(tokens, heads, width, dtype=dtype) for tokens in (5, 0, 2)]
+            parts[2] = parts[2].transpose(0, 1).contiguous().transpose(0, 1)
+            found = run("triton.join_heads", (parts,), {})
+            assert torch.equal(found, run("torch.join_heads", (parts,), {})), (heads, width)
+            assert found.is_contiguous()
+
+
 def check_causal_conv() -> None:
     for dtype in DTYPES:
         for tokens, channels, taps in ((1, 1, 1), (17, 300, 4), (33, 7, 8)):
@@ -225,6 +252,8 @@ if __name__ == "__main__":
     check_embedding()
     check_rope()
     check_qk_norm()
+    check_qk_norm_items()
+    check_join_heads()
     check_causal_conv()
     fp8_checks.run()
     print("kernel checks passed")

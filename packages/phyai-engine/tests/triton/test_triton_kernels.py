@@ -18,6 +18,7 @@ from phyai.triton import (
     causal_conv,
     embedding,
     fp8_rows,
+    join_heads,
     norms,
     qk_norm,
     rope,
@@ -48,13 +49,15 @@ KERNELS = {
         qk_norm._qk_norm_kernel,
         {
             "HEADS_Q": 4, "HEADS_K": 2, "HALF": 64, "CAST_FIRST": True,
-            "BLOCK_H": 8, "BLOCK": 64,
+            "HEADS_FIRST": True, "BLOCK_H": 8, "BLOCK": 64,
         },
     ),
     "fp8_activation": (
         fp8_rows._activation_rows_kernel,
         {"KIND": 2, "GATED": True, "BLOCK": 1024},
     ),
+    "fp8_heads": (fp8_rows._head_rows_kernel, {"WIDTH": 128, "BLOCK": 1024}),
+    "join_heads": (join_heads._join_kernel, {"WIDTH": 128, "BLOCK": 1024}),
     "fp8_norm": (
         fp8_rows._norm_rows_kernel,
         {"ADD": True, "CAST_FIRST": True, "BLOCK": 1024},

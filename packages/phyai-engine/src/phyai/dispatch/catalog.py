@@ -25,6 +25,7 @@ OP_MODULES = (
     "embedding",
     "gated_product",
     "gemm",
+    "join_heads",
     "modulation",
     "norm",
     "norm_fused",

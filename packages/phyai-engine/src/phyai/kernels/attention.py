@@ -22,6 +22,7 @@ from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
 from phyai.kernels import attention_piper
+from phyai.kernels.attention_piper import heads_of_rows, rows_of_groups
 from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, NVIDIA, VECTOR, half, returns
 
 HOPPER = family_in("sm9")
@@ -79,6 +80,12 @@ def _eager(
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
     if causal and q.shape[1] != k.shape[1]:
         return _attention(q, k, v, scale=scale, causal=True)
+    rows = None if causal else rows_of_groups(q, k.shape[2])
+    if rows is not None:
+        out = functional.scaled_dot_product_attention(
+            rows, k.transpose(1, 2), v.transpose(1, 2), scale=scale
+        )
+        return heads_of_rows(out, q)
     out = functional.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),

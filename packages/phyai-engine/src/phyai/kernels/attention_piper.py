@@ -25,12 +25,36 @@ BLOCK = 64
 Attention = Callable[..., Tensor]
 
 
+def rows_of_groups(q: Tensor, kv_heads: int) -> Tensor | None:
+    """Returns queries of heads that share keys as rows of one head [B, kv_heads, rows, head_dim].
+
+    Without a mask the order of rows is free, and fewer, longer heads fill the tiles of a kernel
+    better. Queries [B, S, heads, head_dim] whose tokens do not follow each other in memory within
+    a head, or that share no keys, give None.
+    """
+    batch, tokens, heads, width = q.shape
+    heads_first = q.transpose(1, 2)
+    if heads == kv_heads or not heads_first.is_contiguous():
+        return None
+    return heads_first.view(batch, kv_heads, heads // kv_heads * tokens, width)
+
+
+def heads_of_rows(rows: Tensor, q: Tensor) -> Tensor:
+    """Returns what attention made of `rows_of_groups`, as queries are: [B, S, heads, head_dim]."""
+    batch, tokens, heads, width = q.shape
+    return rows.reshape(batch, heads, tokens, width).transpose(1, 2)
+
+
 def _prepare_piper(facts: Facts, params: Mapping[str, Any]) -> Attention:  # noqa: ARG001
     from piper_kernels import piper_attention
 
     def run(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return piper_attention(*heads_first, scale=scale, is_causal=causal).transpose(1, 2)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        rows = None if causal else rows_of_groups(q, k.shape[1])
+        if rows is not None:
+            return heads_of_rows(piper_attention(rows, k, v, scale=scale), q)
+        out = piper_attention(q.transpose(1, 2), k, v, scale=scale, is_causal=causal)
+        return out.transpose(1, 2)
 
     return run
 
@@ -45,7 +69,9 @@ def _prepare_sage(facts: Facts, params: Mapping[str, Any]) -> Attention:  # noqa
             k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
             out = sage_attention_2pp(q.transpose(1, 2), k, v, scale=scale, is_causal=True)
             return out.transpose(1, 2)
-        # Without a mask the order of rows is free: heads that share keys are rows of one head.
+        rows = rows_of_groups(q, k.shape[1])
+        if rows is not None:
+            return heads_of_rows(sage_attention_2pp(rows, k, v, scale=scale), q)
         rows = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4)
         out = sage_attention_2pp(rows.flatten(2, 3), k, v, scale=scale)
         return out.view(rows.shape).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,7 +1,7 @@
-"""Inputs that are rounded to FP8 by the operation before a product instead of by the product.
+"""Inputs that are rounded to 8 bits by the operation before a product instead of by the product.
 
-A product whose row reads FP8 codes saves writing its input in 16 bits and reading it again. The
-norm or activation before it asks `takes_fp8_rows` and then rounds in its own kernel.
+A product whose row reads codes saves writing its input in 16 bits and reading it again. The norm or
+activation before it asks `takes_fp8_rows` or `takes_int8_rows` and then rounds in its own kernel.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8Rows:
-    """Rows of FP8 codes with one scale each.
+class RoundedRows:
+    """Rows of 8-bit codes with one scale each.
 
     Attributes:
-        codes: float8 e4m3 [M, K].
-        scales: fp32 [M]; values are codes times scales.
+        codes: [M, K].
+        scales: fp32 [M].
         dtype: of the values they were rounded from and of the product.
     """
 
@@ -37,3 +37,11 @@ class Fp8Rows:
     def numel(self) -> int:
         """Returns the number of values."""
         return self.codes.numel()
+
+
+class Fp8Rows(RoundedRows):
+    """Rows in float8 e4m3: values are codes times scales."""
+
+
+class Int8Rows(RoundedRows):
+    """Rows in INT8 in the rotated basis of a ConvRot weight: codes times scales, rotated back."""

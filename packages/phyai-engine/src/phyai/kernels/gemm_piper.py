@@ -12,17 +12,21 @@ from phyai.dispatch.conditions import divisible, eq, one_of, same
 from phyai.dispatch.facts import Facts
 from phyai.dispatch.opspec import Impl, Priority
 from phyai.dispatch.predicate import Predicate, all_of
+from phyai.kernels.fp8_rows import Int8Rows
 
 _FORMAT, _LAYOUT = "quant.format", "quant.layout"
 _BLOCK = 16
 
-Gemm = Callable[[Any, Tensor, Tensor | None], Tensor]
+Gemm = Callable[[Any, Any, Tensor | None], Tensor]
 
 
 def _prepare_int8(facts: Facts, params: Mapping[str, Any]) -> Gemm:  # noqa: ARG001
     from piper_kernels.linear.convrot import convrot_int8_linear
+    from piper_kernels.linear.convrot.int8.rows import multiply_rows
 
-    def run(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def run(layer: Any, x: Tensor | Int8Rows, bias: Tensor | None) -> Tensor:
+        if isinstance(x, Int8Rows):
+            return multiply_rows(x.codes, x.scales, layer.weight, bias, x.dtype)
         return convrot_int8_linear(x, layer.weight, bias)
 
     return run
@@ -105,6 +109,6 @@ def register(catalog: Catalog) -> None:
                 when=when,
                 prepare=prepare,
                 priority=Priority.SPECIALIZED,
-                metadata={"package": "piper-kernels"},
+                metadata={"package": "piper-kernels", "takes_int8_rows": name == "convrot_int8"},
             )
         )

@@ -27,6 +27,7 @@ def qk_norm_rope_append(
     keys: Tensor,
     values: Tensor,
     eps: float,
+    items: int | None = None,
     *,
     cast_first: bool,
 ) -> Tensor:
@@ -47,7 +48,10 @@ def qk_norm_rope_append(
 
     keys[slots] = turned(k, weight_k)
     values[slots] = v
-    return turned(q, weight_q)
+    query = turned(q, weight_q)
+    if items is None:
+        return query
+    return query.unflatten(0, (items, -1)).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _reference(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
@@ -81,15 +85,18 @@ def populate(catalog: Catalog) -> None:
             dims=("tokens", "head_dim", "heads_q", "heads_k"),
             dtypes=("input",),
             attributes={"variant": FactKind.STR},
-            signature="(qkv, weight_q, weight_k, rotation, slots, keys, values, eps) -> q",
+            signature=(
+                "(qkv, weight_q, weight_k, rotation, slots, keys, values, eps, items=None) -> q"
+            ),
             bench_args=_bench,
             doc=(
                 "qkv [T, (heads_q + 2 heads_k) head_dim]: each query and key head is divided by "
                 "its RMS, multiplied by its weight [head_dim] and rotated by halves by rotation "
                 "[T, head_dim], cosines then sines. Keys and values are stored in rows slots [T] "
-                "of keys and values [slots, heads_k, head_dim]; returns q [T, heads_q, head_dim]. "
-                "Variant rms multiplies in fp32 and rounds once; rms_cast rounds before and after "
-                "the weight."
+                "of keys and values [slots, heads_k, head_dim]; returns q [T, heads_q, head_dim], "
+                "or for items of a batch [items, T / items, heads_q, head_dim], where the tokens "
+                "of a head follow each other in memory. Variant rms multiplies in fp32 and rounds "
+                "once; rms_cast rounds before and after the weight."
             ),
         )
     )

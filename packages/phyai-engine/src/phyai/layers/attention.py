@@ -1,5 +1,6 @@
 """Attention call sites: with a paged cache and without a cache."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -116,3 +117,33 @@ class CachelessAttention(nn.Module):
                 },
             )
         return selection.execute(query, key, value, scale=self.scale, **self._options)
+
+
+class JoinHeads(nn.Module):
+    """Attention of several requests as rows of one matrix.
+
+    Args:
+        heads: query heads.
+        head_dim: width of a head.
+        role: call-site role.
+    """
+
+    def __init__(self, heads: int, head_dim: int, *, role: str) -> None:
+        super().__init__()
+        self._site = CallSite("join_heads", role=role, dims={"heads": heads, "head_dim": head_dim})
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """Returns ``parts`` [T, heads, head_dim] as [sum of T, heads * head_dim], contiguous.
+
+        Features are side by side; the order of the other dims in memory is free. One part that is
+        such a matrix already is returned as it is.
+        """
+        first = parts[0]
+        if len(parts) == 1 and first.is_contiguous():
+            return first.flatten(1)
+        selection = self._site.select(
+            device=first.device,
+            dtype={"input": first.dtype},
+            dims={"tokens": sum(part.shape[0] for part in parts)},
+        )
+        return selection.execute(parts)

@@ -12,7 +12,7 @@ from phyai.checkpoints.errors import CheckpointError
 from phyai.checkpoints.slots import TensorSlot
 from phyai.dispatch import CallSite
 from phyai.dispatch.selection import Selection
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import RoundedRows
 from phyai_quant import QuantConfigError, QuantScheme, get_active_plan, materialize
 from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
@@ -127,7 +127,7 @@ class Linear(nn.Module):
         )
         self._site = CallSite("gemm", role=role, dims={"N": self.out_features, "K": in_features})
 
-    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+    def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
         return self._multiply(x, self.bias)
 
@@ -151,7 +151,20 @@ class Linear(nn.Module):
             return False
         return bool(self._select(rows, dtype, device).impl.metadata.get("takes_fp8_rows"))
 
-    def _multiply(self, x: Tensor | Fp8Rows, bias: Tensor | None) -> Tensor:
+    def takes_int8_rows(self, rows: int, dtype: torch.dtype, device: torch.device) -> int | None:
+        """Returns the rotation group of the `Int8Rows` that the product of ``rows`` rows reads.
+
+        None if it reads values of ``dtype``: elsewhere than on a GPU there is nothing to save.
+        """
+        signature = self.spec.physical_signature
+        fields = dict(signature.fields)
+        rotates = signature.format == "int8" and signature.layout == "convrot"
+        if not rotates or fields["input_scale"] != "dynamic" or device.type != "cuda":
+            return None
+        selection = self._select(rows, dtype, device)
+        return fields["rotation_group"] if selection.impl.metadata.get("takes_int8_rows") else None
+
+    def _multiply(self, x: Tensor | RoundedRows, bias: Tensor | None) -> Tensor:
         selection = self._select(x.numel() // self.in_features, x.dtype, x.device)
         return selection.execute(self, x, bias)
 

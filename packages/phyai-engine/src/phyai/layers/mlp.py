@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai.dispatch import CallSite
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import Fp8Rows, Int8Rows, RoundedRows
 from phyai.layers.linear import Leg, Linear
 
 
@@ -39,16 +39,32 @@ class Activation(nn.Module):
 
         return Fp8Rows(*activation_rows(x, self.name, gated=self.gated), x.dtype)
 
+    def int8_rows(self, x: Tensor, group: int) -> Int8Rows:
+        """Does what `fp8_rows` does for a product that takes INT8 rows rotated by ``group``.
 
-def fed_forward(up: Linear, activation: Activation, down: Linear, x: Tensor | Fp8Rows) -> Tensor:
+        Of a gated SiLU, whose values are fp32 until they are codes.
+        """
+        from piper_kernels.linear.convrot.int8.rows import gated_rows
+
+        return Int8Rows(*gated_rows(x, group), x.dtype)
+
+
+def fed_forward(
+    up: Linear, activation: Activation, down: Linear, x: Tensor | RoundedRows
+) -> Tensor:
     """Returns ``down(activation(up(x)))`` [T, width] for ``x`` [T, width].
 
     One kernel may do the first product and the activation, or the activation and the rounding for
-    a product that takes FP8 rows.
+    a product that takes rounded rows.
     """
-    if down.takes_fp8_rows(x.shape[0], x.dtype, x.device):
+    place = x.shape[0], x.dtype, x.device
+    if down.takes_fp8_rows(*place):
         return down(activation.fp8_rows(up(x)))
-    if isinstance(x, Fp8Rows):
+    rotates = activation.gated and activation.name == "silu"
+    group = down.takes_int8_rows(*place) if rotates else None
+    if group is not None:
+        return down(activation.int8_rows(up(x), group))
+    if isinstance(x, RoundedRows):
         return down(activation(up(x)))
     return down(up.activated(x, activation))
 
@@ -85,7 +101,7 @@ class GatedMLP(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+    def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps [T, width] to [T, width]."""
         return fed_forward(self.gate_up_proj, self.activation, self.down_proj, x)
 
@@ -124,6 +140,6 @@ class PlainMLP(nn.Module):
             device=device,
         )
 
-    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+    def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps [T, width] to [T, width]."""
         return fed_forward(self.fc1, self.activation, self.fc2, x)

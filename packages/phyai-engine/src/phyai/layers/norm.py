@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phyai.checkpoints.slots import TensorSlot, copy_slot
 from phyai.dispatch import CallSite, param_dtypes
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import Fp8Rows, Int8Rows, RoundedRows
 from phyai.layers.linear import Linear
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -115,6 +115,14 @@ class RMSNorm(nn.Module):
         codes, scales, total = rmsnorm_rows(x, residual, self.weight, self.eps, gemma=gemma)
         return Fp8Rows(codes, scales, x.dtype), total
 
+    def int8_rows(self, x: Tensor, residual: Tensor | None, group: int) -> tuple[Int8Rows, Tensor]:
+        """Does what `fp8_rows` does for a product that takes INT8 rows rotated by ``group``."""
+        from piper_kernels.linear.convrot.int8.rows import normed_rows
+
+        gemma = self.variant == "gemma"
+        codes, scales, total = normed_rows(x, residual, self.weight, self.eps, group, gemma=gemma)
+        return Int8Rows(codes, scales, x.dtype), total
+
     def checkpoint_slots(self) -> Iterator[TensorSlot]:
         """Yields the weight."""
         yield copy_slot(f"{self.prefix}.weight", self.weight)
@@ -122,7 +130,7 @@ class RMSNorm(nn.Module):
 
 def normed_for(
     reader: Linear | None, norm: "RMSNorm | LayerNorm", residual: Tensor, update: Tensor | None
-) -> tuple[Tensor | Fp8Rows, Tensor]:
+) -> tuple[Tensor | RoundedRows, Tensor]:
     """Adds ``update``, if there is one, and norms the sum as the product behind wants to read it.
 
     Args:
@@ -139,6 +147,11 @@ def normed_for(
         if update is None:
             return norm.fp8_rows(residual, None)
         return norm.fp8_rows(update, residual)
+    if reader is not None and isinstance(norm, RMSNorm):
+        group = reader.takes_int8_rows(rows, kind, device)
+        if group is not None:
+            x, added = (residual, None) if update is None else (update, residual)
+            return norm.int8_rows(x, added, group)
     if update is None:
         return norm(residual), residual
     return norm.add(update, residual)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import RoundedRows
 from phyai.layers.linear import Leg, Linear
 from phyai_quant.specs.base import LegSlice
 
@@ -198,6 +198,6 @@ class RowParallelLinear(Linear):
         )
         self.tp = tp
 
-    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+    def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps this rank's part of ``x`` [..., K / size] to the sum over the ranks [..., N]."""
         return self.tp.all_reduce(self._multiply(x, self.bias if self.tp.rank == 0 else None))

@@ -55,6 +55,18 @@ def _activation_rows_kernel(
     _store_codes(values, codes, scales, row, columns, mask, hidden)
 
 
+@triton.jit
+def _head_rows_kernel(
+    x, codes, scales, hidden, row_stride, head_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < hidden
+    places = (columns // WIDTH).to(tl.int64) * head_stride + columns % WIDTH
+    values = tl.load(x + row * row_stride + places, mask=mask, other=0.0).to(tl.float32)
+    _store_codes(values, codes, scales, row, columns, mask, hidden)
+
+
 @triton.jit(do_not_specialize=["eps"])
 def _norm_rows_kernel(
     x, residual, weight, codes, scales, total, hidden, x_stride, residual_stride, eps,
@@ -120,17 +132,21 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_parts(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns codes [M, H] and scales [M] of rows [..., H] that lie in several tensors."""
-    rows = [flat_rows(part) for part in parts]
-    hidden = rows[0].shape[1]
-    codes, scales = _empty_codes(sum(part.shape[0] for part in rows), hidden, rows[0].device)
+    """Returns codes [M, heads * head_dim] and scales [M] of rows that lie in several tensors.
+
+    Args:
+        parts: [T, heads, head_dim], any strides with features side by side.
+    """
+    heads, width = parts[0].shape[1:]
+    hidden, rows = heads * width, sum(part.shape[0] for part in parts)
+    codes, scales = _empty_codes(rows, hidden, parts[0].device)
     first = 0
-    for part in rows:
+    for part in parts:
         if part.numel():
             stop = first + part.shape[0]
-            _activation_rows_kernel[(part.shape[0],)](
-                part, codes[first:stop], scales[first:stop], hidden, part.stride(0),
-                KIND=-1, GATED=False, **_block(hidden),
+            _head_rows_kernel[(part.shape[0],)](
+                part, codes[first:stop], scales[first:stop], hidden, *part.stride()[:2],
+                WIDTH=width, **_block(hidden),
             )  # fmt: skip
             first = stop
     return codes, scales

@@ -24,9 +24,9 @@ def _weigh(values, weight, inverse, CAST_FIRST: tl.constexpr, kind: tl.constexpr
 @triton.jit(do_not_specialize=["eps"])
 def _qk_norm_kernel(
     qkv, weight_q, weight_k, rotation, slots, query_out, keys, values,
-    token_stride, rotation_stride, keys_stride, values_stride, eps,
+    token_stride, rotation_stride, keys_stride, values_stride, item_tokens, eps,
     HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr, HALF: tl.constexpr, CAST_FIRST: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS_FIRST: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One token: all heads [BLOCK_H, 2 * BLOCK] as left and right halves."""
     token = tl.program_id(0).to(tl.int64)
@@ -56,6 +56,11 @@ def _qk_norm_kernel(
     turned_left = (left * cos - right * sin).to(kind)
     turned_right = (right * cos + left * sin).to(kind)
     target = query_out + token * (HEADS_Q * 2 * HALF) + places
+    if HEADS_FIRST:  # [items, heads, tokens of an item, 2 * HALF]
+        item = token // item_tokens
+        lane = item * HEADS_Q + head[:, None].to(tl.int64)
+        line = lane * item_tokens + (token - item * item_tokens)
+        target = query_out + line * (2 * HALF) + pair[None, :]
     tl.store(target, turned_left, mask=mask & is_query)
     tl.store(target + HALF, turned_right, mask=mask & is_query)
     is_key = mask & (head >= HEADS_Q)[:, None] & (head < HEADS_Q + HEADS_K)[:, None]
@@ -77,6 +82,7 @@ def qk_norm_rope_append(
     keys: Tensor,
     values: Tensor,
     eps: float,
+    items: int | None = None,
     *,
     cast_first: bool,
 ) -> Tensor:
@@ -91,24 +97,30 @@ def qk_norm_rope_append(
         keys: [slots, heads_k, head_dim], contiguous in the last two dims, in the dtype of qkv.
         values: likewise.
         eps: added to the mean square.
+        items: items of a batch whose tokens these are, as many of each, if queries are wanted so.
         cast_first: whether normalized values are rounded to the dtype of qkv before and after
             their weight multiplies them, as models do whose norms multiply in that dtype.
 
     Returns:
-        [T, heads_q, head_dim] in the dtype of qkv.
+        [T, heads_q, head_dim] in the dtype of qkv; with ``items`` a view [items, T / items,
+        heads_q, head_dim] of memory in which the tokens of a head follow each other.
     """
     tokens, (heads_k, head_dim) = qkv.shape[0], keys.shape[1:]
     heads_q = qkv.shape[1] // head_dim - 2 * heads_k
     if qkv.stride(1) != 1:
         qkv = qkv.contiguous()
-    out = torch.empty((tokens, heads_q, head_dim), dtype=qkv.dtype, device=qkv.device)
+    each = tokens if items is None else tokens // items
+    shape = (tokens, heads_q, head_dim) if items is None else (items, heads_q, each, head_dim)
+    out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
     if tokens:
         block_h = triton.next_power_of_2(heads_q + 2 * heads_k)
         _qk_norm_kernel[(tokens,)](
             qkv, weight_q, weight_k, rotation, slots, out, keys, values,
-            qkv.stride(0), rotation.stride(0), keys.stride(0), values.stride(0), eps,
+            qkv.stride(0), rotation.stride(0), keys.stride(0), values.stride(0),
+            each, eps,
             HEADS_Q=heads_q, HEADS_K=heads_k, HALF=head_dim // 2, CAST_FIRST=cast_first,
-            BLOCK_H=block_h, BLOCK=triton.next_power_of_2(head_dim // 2),
+            HEADS_FIRST=items is not None, BLOCK_H=block_h,
+            BLOCK=triton.next_power_of_2(head_dim // 2),
             num_warps=8 if block_h * head_dim > 4096 else 4,
         )  # fmt: skip
-    return out
+    return out if items is None else out.transpose(1, 2)

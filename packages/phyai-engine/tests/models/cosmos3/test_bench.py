@@ -117,11 +117,13 @@ def test_branches_on_two_ranks(monkeypatch):
     )
     action = ActionLayout(3, 0, (0,), 4, 2)
     layout = Layout(2, 4, 4, clean_frames=(0,), fps=15.0, action=action)
-    found = bench_parallel.time_branches(
+    found = bench_parallel.time_ranks(
         CONFIG, layout, Sampling(2, 3.0, 5.0), dtype=torch.float32, kind="cpu", runs=2
     )
-    assert places == [{"cfg_size": 2}]
-    assert found["relative_difference"] == 0
-    assert len(found["one_device_ms"]) == len(found["two_devices_ms"]) == 2
-    least = min(found["one_device_ms"]) / min(found["two_devices_ms"])
-    assert found["speedup"] == pytest.approx(least, rel=1e-2)
+    assert places == [{"cfg_size": 2}, {"tp_size": 2}]
+    assert len(found["one_device_ms"]) == 2
+    for how in ("branches", "layers"):
+        shared = found[how]
+        assert shared["relative_difference"] == 0
+        least = min(found["one_device_ms"]) / min(shared["ms"])
+        assert shared["speedup"] == pytest.approx(least, rel=1e-2)

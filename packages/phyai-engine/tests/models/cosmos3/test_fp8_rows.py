@@ -1,13 +1,15 @@
-"""FP8 rows that norms and activations make for the generation tower's products."""
+"""Rounded rows that norms and activations make for the generation tower's products."""
 
 import pytest
 import torch
 
 from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.layers import Linear
 from phyai.models.cosmos3.bench import kernels
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.random_weights import random_transformer
 from phyai.models.cosmos3.state import Layout, Modalities
+from piper_kernels.linear.convrot.int8 import rows
 
 LAYOUT = Layout(2, 4, 6, clean_frames=(0,), fps=15.0)
 POLICY = {
@@ -38,8 +40,7 @@ def test_the_tower_rounds_once_where_it_can(variant, fused, monkeypatch):
     assert fused == 2 * layer
     fused.clear()
     model.velocities(state, 833, texts[:1], LAYOUT)
-    layer[1] = "product"
-    assert fused == 2 * layer, "attention of one branch is rounded by its product"
+    assert fused == 2 * layer
     fused.clear()
     monkeypatch.setattr("phyai.layers.linear.Linear.takes_fp8_rows", lambda *_: False)
     expected = model.velocities(state, 833, texts, LAYOUT)
@@ -50,7 +51,52 @@ def test_the_tower_rounds_once_where_it_can(variant, fused, monkeypatch):
         assert error < 2e-2
 
 
+INT8 = {
+    "quantization": {
+        "rules": [
+            {
+                "match": {"regex": r"gen_layers\.\d+\.(cross_attention|mlp)\.\w+$"},
+                "weight": {"dtype": "int8", "rotation_group": 16},
+                "input": {"dtype": "int8", "granularity": "per_channel", "dynamic": True},
+            }
+        ]
+    }
+}
+
+
+@pytest.mark.parametrize("variant", ["qwen", "edge"])
+def test_int8_rows_are_prepared_in_front_of_products(variant, monkeypatch):
+    config = Cosmos3Config.tiny(variant, num_hidden_layers=2)
+    with kernels(INT8, "cpu"):
+        model = random_transformer(config, params_dtype=torch.bfloat16, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    state = Modalities(torch.randn(4, 2, 4, 6, generator=generator))
+    texts = [model.prefill(torch.arange(1, 8)), model.prefill(torch.arange(1, 4))]
+    made = []
+    for name in ("normed_rows", "joined_rows", "gated_rows"):
+        function = getattr(rows, name)
+        monkeypatch.setattr(
+            rows, name, lambda *a, f=function, n=name, **k: made.append(n) or f(*a, **k)
+        )
+    expected = model.velocities(state, 833, texts, LAYOUT)
+    assert made == [], "products on a CPU read values"
+    takes, select, place = Linear.takes_int8_rows, Linear._select, torch.device("cpu")
+    monkeypatch.setattr(
+        Linear, "_select", lambda linear, count, dtype, _: select(linear, count, dtype, place)
+    )
+    monkeypatch.setattr(
+        Linear,
+        "takes_int8_rows",
+        lambda linear, count, dtype, _: takes(linear, count, dtype, torch.device("cuda")),
+    )
+    found = model.velocities(state, 833, texts, LAYOUT)
+    last = ["gated_rows"] if variant == "qwen" else []
+    assert made == 2 * ["normed_rows", "joined_rows", "normed_rows", *last]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.video - theirs.video).norm() < 2e-2 * theirs.video.norm()
+
+
 def test_rows_stand_for_their_values():
     x = torch.randn(3, 16).bfloat16()
-    rows = Fp8Rows(x.to(torch.float8_e4m3fn), torch.ones(3), x.dtype)
-    assert (rows.shape, rows.numel(), rows.device) == (x.shape, x.numel(), x.device)
+    codes = Fp8Rows(x.to(torch.float8_e4m3fn), torch.ones(3), x.dtype)
+    assert (codes.shape, codes.numel(), codes.device) == (x.shape, x.numel(), x.device)

@@ -162,6 +162,7 @@ def measure_policy(
     contract: PolicyContract | None = None,
     requests: int = 8,
     listed: int = 0,
+    overlaps: bool = True,
 ) -> dict[str, Any]:
     """Builds a pipeline of random weights under a policy and times the DROID contract.
 
@@ -174,6 +175,7 @@ def measure_policy(
         contract: of the policy; that of Nano if None.
         requests: timed ones.
         listed: kernels of the denoising loop to list, by time.
+        overlaps: whether the attention of both branches overlaps.
 
     Returns:
         What `time_requests` does, with seconds of building, floors, ratios to them, bytes of the
@@ -187,6 +189,8 @@ def measure_policy(
         pipeline, runtime = random_pipeline(
             config, vae_config, dtype=dtype, device=device, contract=contract
         )
+        for layer in runtime.model.generation.layers:
+            layer.overlaps = overlaps
         synchronize(pipeline.device)
         built = time.perf_counter() - start
         weights = torch.cuda.memory_allocated() if on_gpu else 0

@@ -1,5 +1,6 @@
-"""Times guidance branches on two devices against both on one."""
+"""Times two devices against one: a guidance branch on each, or half of every layer on each."""
 
+import gc
 import time
 from typing import Any
 
@@ -22,8 +23,8 @@ DROID_LAYOUT = Layout(
 """The media of the DROID policy's request."""
 
 
-class BranchRank:
-    """One of two ranks, each with a whole model of the same random weights.
+class Rank:
+    """One of two ranks with the same random weights, at first each with a whole model.
 
     Args:
         rank: of this process.
@@ -46,17 +47,31 @@ class BranchRank:
         self.device: torch.device = (
             torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
         )
+        self.config = config
         self.layout = layout
+        self.dtype = dtype
         self.policy = policy
-        with kernels(policy, str(self.device)):
+        self.together: Parallel = join(cfg_size=2)
+        self._build(Parallel())
+
+    def shard(self) -> None:
+        """Replaces the model by this rank's half of every layer."""
+        del self.model, self.conditions
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.together = join(tp_size=2)
+        self._build(self.together)
+
+    def _build(self, parallel: Parallel) -> None:
+        with kernels(self.policy, str(self.device)):
             self.model: Cosmos3Transformer = random_transformer(
-                config, params_dtype=dtype, device=self.device
+                self.config, params_dtype=self.dtype, device=self.device, parallel=parallel
             )
-            tokens = CountedTokens(config.vocab_size)
+            tokens = CountedTokens(self.config.vocab_size)
             self.conditions: list[Conditions] = [
                 self.model.prefill(torch.tensor(tokens.encode(text))) for text in ("a robot", "")
             ]
-        self.together: Parallel = join(cfg_size=2)
 
     def run(self, sampling: Sampling, runs: int, *, together: bool) -> dict[str, Any]:
         """Times the loop from noise to data.
@@ -64,7 +79,7 @@ class BranchRank:
         Args:
             sampling: steps and guidance.
             runs: timed ones.
-            together: whether each rank computes one branch, or both both.
+            together: whether ranks share the work, or each does all of it.
 
         Returns:
             Milliseconds of each run, and the video latents.
@@ -90,7 +105,7 @@ class BranchRank:
         return noise.map(lambda part: part.to(self.device))
 
 
-def time_branches(
+def time_ranks(
     config: Cosmos3Config,
     layout: Layout,
     sampling: Sampling,
@@ -100,7 +115,7 @@ def time_branches(
     policy: Policy = None,
     runs: int = 3,
 ) -> dict[str, Any]:
-    """Times the loop on two devices, one guidance branch each, and both branches on one device.
+    """Times the loop on one device, and on two that share guidance branches or every layer.
 
     Args:
         config: sizes.
@@ -112,21 +127,29 @@ def time_branches(
         runs: timed ones of each.
 
     Returns:
-        Milliseconds of both, how much faster two devices are, and the relative difference of
-        their results.
+        Milliseconds of one device, and for ``branches`` and ``layers`` those of two, how much
+        faster they are, and the relative difference of the result.
     """
     backend = "nccl" if kind == "cuda" else "gloo"
-    workers = Workers(2, BranchRank, config, layout, dtype, kind, policy, backend=backend)
+    workers = Workers(2, Rank, config, layout, dtype, kind, policy, backend=backend)
     try:
         alone = workers.call("run", sampling, runs, together=False)
-        both = workers.call("run", sampling, runs, together=True)
+        branches = workers.call("run", sampling, runs, together=True)
+        workers.call("shard")
+        layers = workers.call("run", sampling, runs, together=True)
     finally:
         workers.close()
-    ours, theirs = torch.as_tensor(both["video"]), torch.as_tensor(alone["video"])
-    least = min(alone["ms"]) / min(both["ms"])
     return {
         "one_device_ms": [round(value, 2) for value in alone["ms"]],
-        "two_devices_ms": [round(value, 2) for value in both["ms"]],
-        "speedup": round(least, 3),
+        "branches": _compared(branches, alone),
+        "layers": _compared(layers, alone),
+    }
+
+
+def _compared(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    ours, theirs = torch.as_tensor(found["video"]), torch.as_tensor(alone["video"])
+    return {
+        "ms": [round(value, 2) for value in found["ms"]],
+        "speedup": round(min(alone["ms"]) / min(found["ms"]), 3),
         "relative_difference": float((ours - theirs).norm() / theirs.norm()),
     }

@@ -16,12 +16,20 @@ VIDEO_720P = Layout(48, 45, 80, fps=24.0)
 
 ATTENTION: dict[str, tuple[str, dict[str, Any]]] = {
     "cuDNN": ("sdpa.attention", {"sdpa_backend": "cudnn"}),
-    "FlashAttention-2": ("sdpa.attention", {"sdpa_backend": "flash"}),
     "dense Piper": ("piper.attention", {}),
     "SageAttention2++": ("piper.attention.sage", {}),
     "Sparse Piper, keep 0.3": ("piper.attention.sparse", {"keep_ratio": 0.3}),
 }
 """Rows and params of the generation tower's attention by name; the first is the reference."""
+
+_REST = {
+    "rmsnorm": "triton.rmsnorm",
+    "rmsnorm_add": "triton.rmsnorm_add",
+    "rope": "triton.rope",
+    "activation": "triton.activation",
+    "attention": "sdpa.attention",
+}
+"""Rows of everything else where they run, so that nothing is built with nvcc for minutes."""
 
 
 def sqnr_db(found: Tensor, expected: Tensor) -> float:
@@ -80,7 +88,10 @@ def time_video_step(
 def attention_rules(row: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a policy that gives the generation tower's attention to one row."""
     match = {"op": "attention", "role": "generation"}
-    return {"overrides": [{"match": match, "use": row, "params": dict(params)}]}
+    return {
+        "rules": [{"id": op, "match": {"op": op}, "prefer": [name]} for op, name in _REST.items()],
+        "overrides": [{"match": match, "use": row, "params": dict(params)}],
+    }
 
 
 def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import RoundedRows
 from phyai.layers import (
     Leg,
     MergedColumnParallelLinear,
@@ -173,6 +173,6 @@ class FeedForward(nn.Module):
             **options(names, place),
         )
 
-    def forward(self, x: Tensor | Fp8Rows) -> Tensor:
+    def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         return fed_forward(self.up, self.activation, self.down_proj, x)

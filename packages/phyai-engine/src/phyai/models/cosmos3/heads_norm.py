@@ -55,7 +55,13 @@ class NormRotateStore(nn.Module):
         )
 
     def forward(
-        self, qkv: Tensor, rotation: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        items: int,
     ) -> Tensor:
         """Returns the queries and stores the rest.
 
@@ -65,15 +71,17 @@ class NormRotateStore(nn.Module):
             slots: int64 [T], where each row's key and value go.
             keys: [slots, kv_heads, head_dim], written.
             values: likewise.
+            items: branches whose tokens these are, as many of each.
 
         Returns:
-            [T, heads, head_dim].
+            [items, T / items, heads, head_dim]; in memory the tokens of a head follow each other,
+            so that heads that share keys can be taken for one.
         """
         selection = self._site.select(
             device=qkv.device, dtype={"input": qkv.dtype}, dims={"tokens": qkv.shape[0]}
         )
         return selection.execute(
-            qkv, self.norm_q, self.norm_k, rotation, slots, keys, values, self.eps
+            qkv, self.norm_q, self.norm_k, rotation, slots, keys, values, self.eps, items
         )
 
     def checkpoint_slots(self) -> Iterator[TensorSlot]:

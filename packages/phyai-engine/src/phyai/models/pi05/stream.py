@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phyai.kernels.fp8_rows import Fp8Rows
+from phyai.kernels.fp8_rows import RoundedRows
 from phyai.layers import AdaRMSNorm, Linear, RMSNorm, RotaryEmbedding
 from phyai.layers.norm import normed_for
 from phyai.runtime.paged import PagedKVCache, PagedPlan
@@ -66,7 +66,7 @@ def normalise(
     stream: Stream,
     modulation: Tensor | None,
     reader: Linear | None = None,
-) -> tuple[Tensor | Fp8Rows, Stream]:
+) -> tuple[Tensor | RoundedRows, Stream]:
     """Adds what the stream has pending and normalises the sum.
 
     Args:
