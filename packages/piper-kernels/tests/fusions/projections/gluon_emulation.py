@@ -120,6 +120,7 @@ def _language():
         constexpr=lambda value: value,
         static_range=range,
         SliceLayout=lambda *_: None,
+        BlockedLayout=lambda *_: None,
         arange=lambda start, stop, layout: Block(torch.arange(start, stop, dtype=torch.int32)),
         minimum=lambda x, y: Block(torch.minimum(*(torch.as_tensor(_raw(v)) for v in (x, y)))),
         load=load,
@@ -156,7 +157,9 @@ class Emulation:
 
     def __init__(self, *names):
         self._names, self._modules = names, {}
-        nothing = SimpleNamespace(jit=lambda f=None, **_: f if f else lambda g: g)
+        nothing = SimpleNamespace(
+            jit=lambda f=None, **_: f if f else lambda g: g, constexpr_function=lambda f: f
+        )
         unused = SimpleNamespace(mbarrier=None, warpgroup_mma=None, warpgroup_mma_wait=None)
         self._replaced = {
             "triton.experimental": SimpleNamespace(gluon=nothing),

@@ -13,7 +13,7 @@ Triton with Gluon.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from piper_kernels.fusions.projected_qk._hopper_heads import rotated
+from piper_kernels.fusions.projected_qk._hopper_heads import over_rows, rotated, store_columns
 
 ROWS = gl.constexpr(64)
 # 1.5 * 2**23 leaves no fraction bits, so adding it rounds half to even.
@@ -84,8 +84,7 @@ def store_keys(x, exists, keys, sums, count, STORE: gl.constexpr):
         STORE: Layout in which they are.
     """
     stored = x.to(keys.dtype.element_ty)
-    feature = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
-    gl.store(sums + feature, gl.sum(gl.where(exists, stored.to(gl.float32), 0.0), axis=0))
+    store_columns(sums, over_rows(gl.where(exists, stored.to(gl.float32), 0.0), "sum"))
     _store_rows(stored, keys, count, STORE)
 
 
@@ -125,6 +124,6 @@ def store_values(
 
 @gluon.jit
 def store_block_mean(x, exists, count, target):
-    """Store the mean of the rows that exist at a pointer to FP32 ``[D]``; ``count`` is FP32."""
-    feature = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
-    gl.store(target + feature, gl.sum(gl.where(exists, x, 0.0), axis=0) / count)
+    """Store the mean of the rows that exist, of which there are ``count``, at a pointer."""
+    total = over_rows(gl.where(exists, x, 0.0), "sum")
+    store_columns(target, total / count.to(gl.float32))

@@ -100,7 +100,7 @@ def _encode_head(
     existing = gl.expand_dims(exists, 1)
     if KIND == VALUES:
         if SUMMARY:
-            store_block_mean(x, existing, count.to(gl.float32), first_summary + block * D)
+            store_block_mean(x, existing, count, first_summary + block * D)
         at = codes + lead * (tiles * ROWS) * D + tile * ROWS
         store_values(x, existing, mean + lead * D, at, scales + block, tiles * ROWS, STORE)
     else:
@@ -108,7 +108,7 @@ def _encode_head(
         angles = gl.minimum(position, rows - 1).to(gl.int64) * ROTARY
         x = normalized_and_turned(x, weight, cos + angles, sin + angles, eps, ROTARY, HAS_WEIGHT)
         store_summary(
-            x, existing, count.to(gl.float32), first_summary + block * D,
+            x, existing, count, first_summary + block * D,
             second_summary + block * D, KIND == QUERIES, SUMMARY,
         )  # fmt: skip
         if KIND == QUERIES:

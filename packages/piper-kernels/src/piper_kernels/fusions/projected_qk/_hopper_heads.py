@@ -184,6 +184,55 @@ def rotated(x):
     return x
 
 
+@gluon.constexpr_function
+def _column_layout(columns):
+    """Return a layout of ``[32, columns]`` in which no warp needs columns of another one."""
+    return gl.BlockedLayout([1, 4], [512 // columns, columns // 16], [1, 4], [1, 0])
+
+
+@gluon.jit
+def _reduced(x, OPERATION: gl.constexpr):
+    if OPERATION == "max":
+        x = gl.max(x, axis=0)
+    elif OPERATION == "min":
+        x = gl.min(x, axis=0)
+    else:
+        x = gl.sum(x, axis=0)
+    return x
+
+
+@gluon.jit
+def _pairs(x, OPERATION: gl.constexpr):
+    """Reduce the rows of a block that are 8 apart, which threads have, to ``[32, D]``."""
+    D: gl.constexpr = x.shape[1]
+    rows = gl.permute(gl.reshape(x, [4, 2, 8, D]), [1, 0, 2, 3])
+    return gl.reshape(_reduced(rows, OPERATION), [32, D])
+
+
+@gluon.jit
+def _over_pairs(x, OPERATION: gl.constexpr):
+    """Reduce the rows of ``[32, D]``."""
+    layout: gl.constexpr = _column_layout(x.shape[1])
+    return _reduced(gl.convert_layout(x, layout), OPERATION)
+
+
+@gluon.jit
+def over_rows(x, OPERATION: gl.constexpr):
+    """Return the ``"max"``, ``"min"`` or ``"sum"`` of the columns of a block, ``[D]``.
+
+    Threads reduce the two rows they have. Rows of other threads come through shared memory, with
+    a quarter of the instructions that exchanges within warps would take.
+    """
+    return _over_pairs(_pairs(x, OPERATION), OPERATION)
+
+
+@gluon.jit
+def store_columns(target, values):
+    """Store ``[D]`` at a pointer."""
+    feature = gl.arange(0, values.shape[0], layout=values.type.layout)
+    gl.store(target + feature, values)
+
+
 @gluon.jit
 def store_summary(
     x,
@@ -199,20 +248,23 @@ def store_summary(
     Args:
         x: FP32 ``[64, D]``.
         exists: Which rows exist, ``[64, 1]``.
-        count: How many rows do, FP32.
+        count: How many rows do.
         first: The mean, the maximum of keys, or maximum plus minimum of queries.
         second: The minimum of keys.
         IS_QUERY: Whether the rows are queries.
         SUMMARY: ``NO_SUMMARY``, ``MINMAX`` or ``MEAN``.
     """
-    feature = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
     if SUMMARY == MEAN:
-        gl.store(first + feature, gl.sum(gl.where(exists, x, 0.0), axis=0) / count)
+        store_columns(first, over_rows(gl.where(exists, x, 0.0), "sum") / count.to(gl.float32))
     elif SUMMARY == MINMAX:
-        largest = gl.max(gl.where(exists, x, float("-inf")), axis=0)
-        smallest = gl.min(gl.where(exists, x, float("inf")), axis=0)
-        if IS_QUERY:
-            gl.store(first + feature, largest + smallest)
+        if count < x.shape[0]:
+            largest = _pairs(gl.where(exists, x, float("-inf")), "max")
+            smallest = _pairs(gl.where(exists, x, float("inf")), "min")
         else:
-            gl.store(first + feature, largest)
-            gl.store(second + feature, smallest)
+            largest, smallest = _pairs(x, "max"), _pairs(x, "min")
+        largest, smallest = _over_pairs(largest, "max"), _over_pairs(smallest, "min")
+        if IS_QUERY:
+            store_columns(first, largest + smallest)
+        else:
+            store_columns(first, largest)
+            store_columns(second, smallest)
