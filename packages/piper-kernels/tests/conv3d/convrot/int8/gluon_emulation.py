@@ -78,6 +78,11 @@ def split_reciprocal(scale):
     return first, ((1 - scale.double() * first.double()) * first.double()).float()
 
 
+def inline_asm_elementwise(assembly, constraints, arguments, **_):
+    functions = {"ex2": torch.exp2, "rcp": torch.reciprocal}
+    return functions[assembly.split(".")[0]](*arguments)
+
+
 class Language(SimpleNamespace):
     """``triton.experimental.gluon.language`` for one program."""
 
@@ -102,7 +107,7 @@ class Language(SimpleNamespace):
             where=torch.where,
             minimum=lambda x, bound: x.clamp(max=bound),
             maximum=lambda x, bound: x.clamp(min=bound),
-            exp2=torch.exp2,
+            inline_asm_elementwise=inline_asm_elementwise,
             fma=fma,
             constexpr=lambda value: value,
             SliceLayout=nothing,
