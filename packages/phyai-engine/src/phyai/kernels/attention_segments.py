@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import compare, is_set, lib, one_of
+from phyai.dispatch.conditions import compare, eq, family_in, is_set, lib, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
@@ -51,6 +51,17 @@ def _triton(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  
     return attend
 
 
+def _hopper(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Tensor]:  # noqa: ARG001
+    # Fails where Triton has no Gluon, and so leaves the choice to the next row.
+    from phyai.triton.segments_hopper import attend_hopper
+
+    return attend_hopper
+
+
+MANY_ROWS = 256
+"""Query tokens from which on tiles of 64 (token, head) rows can fill a device."""
+
+
 def populate(catalog: Catalog) -> None:
     """Declares ``attention_segments`` and its rows."""
     catalog.register_op(
@@ -81,6 +92,26 @@ def populate(catalog: Catalog) -> None:
             ),
             prepare=_triton,
             priority=Priority.OPTIMIZED,
+            metadata={"package": "triton"},
+        )
+    )
+    catalog.register(
+        Impl(
+            kernel_id="triton.attention_segments.hopper",
+            op="attention_segments",
+            when=all_of(
+                NVIDIA,
+                family_in("sm9"),
+                lib("triton"),
+                eq("dtype.input", "bf16"),
+                eq("shape.head_dim", 256),
+                eq("shape.kv_heads", 1),
+                compare("shape.heads", ">=", 1),
+                compare("shape.tokens", ">=", MANY_ROWS),
+            ),
+            prepare=_hopper,
+            # Behind the row above, which runs on every device: a policy prefers this one.
+            priority=Priority.GENERAL,
             metadata={"package": "triton"},
         )
     )

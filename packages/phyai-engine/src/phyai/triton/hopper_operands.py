@@ -89,7 +89,7 @@ def store_layout(columns: int) -> gl.DistributedLinearLayout:
 
 
 @dataclass(frozen=True)
-class _Address:
+class Address:
     """Memory of bf16 values, as far as a descriptor asks for it; it keeps nothing alive."""
 
     start: int
@@ -109,5 +109,5 @@ def descriptor(rows: Tensor, block: int) -> TensorDescriptor:
 def _descriptor(start: int, rows: int, depth: int, stride: int, block: int) -> TensorDescriptor:
     tile = [block, BLOCK_K]
     return TensorDescriptor(
-        _Address(start), [rows, depth], [stride, 1], tile, operand_layout(block)
+        Address(start), [rows, depth], [stride, 1], tile, operand_layout(block)
     )
