@@ -39,7 +39,7 @@ def sum_rows_kernel(
     part = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
     column_mask = columns < features
-    total = tl.zeros((COLUMNS,), tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(part * part_rows, tl.minimum((part + 1) * part_rows, sequence), ROWS):
         position = first + tl.arange(0, ROWS)
         valid = position < sequence
@@ -53,5 +53,6 @@ def sum_rows_kernel(
             mask=valid[:, None] & column_mask[None, :],
             other=0,
         )
-        total += tl.sum(codes.to(tl.float32) * scales[:, None], axis=0)
-    tl.store(out + (batch * parts + part) * features + columns, total, mask=column_mask)
+        total += codes.to(tl.float32) * scales[:, None]
+    target = out + (batch * parts + part) * features + columns
+    tl.store(target, tl.sum(total, axis=0), mask=column_mask)
