@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 from phyai_quant import load_quant_plan, materialize
 from phyai_quant.checkpoint import check_unquantized_dtypes
-from phyai_quant.specs.base import AllocationRequest, check_complete
+from phyai_quant.specs.base import AllocationRequest
+from phyai_quant.specs.loading import check_complete
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
 from piper_kernels.weights.io import RowQuantizedWeight, load_quantized, save_quantized

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from phyai_quant import Granularity, TensorQuant
-from phyai_quant.specs import _activations, base
+from phyai_quant.specs import _activations
+from phyai_quant.specs.quantized_input import dequantize_activation
 
 E4M3 = torch.float8_e4m3fn
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -77,7 +78,7 @@ def test_nvfp4(rows, columns, level):
 def test_reading_back_is_close_and_keeps_zero(act):
     x = activation(6, 64, torch.float32)
     view = _activations.quantize(x, act)
-    fake = base.dequantize_activation(view, act.block_shape[1])
+    fake = dequantize_activation(view, act.block_shape[1])
     row_errors = (fake - x).norm(dim=1) / x.norm(dim=1).clamp_min(1e-30)
     bound = {"nvfp4": 0.2, "mxfp4": 0.25, "fp8_e5m2": 0.12, "fp8_e4m3": 0.06}[act.dtype]
     # one level for the whole tensor leaves the smallest rows below its range
@@ -100,10 +101,10 @@ def test_huge_rows_saturate_and_nan_shows():
     x[1, 5] = torch.nan
     for act in (NVFP4, *(micro(dtype, 32) for dtype in MX)):
         view = _activations.quantize(x[:1], act)
-        fake = base.dequantize_activation(view, act.block_shape[1])
+        fake = dequantize_activation(view, act.block_shape[1])
         assert fake.isfinite().all()
         assert (fake - 3e38).abs().max() < 0.26 * 3e38
-        bad = base.dequantize_activation(_activations.quantize(x, act), act.block_shape[1])
+        bad = dequantize_activation(_activations.quantize(x, act), act.block_shape[1])
         assert bad[1].isnan().any()
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from phyai_quant import QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import base, loading
 
 
 def test_signature_is_normalised():
@@ -66,7 +66,7 @@ def test_bad_widths_are_refused(widths, ids, text):
 
 def test_missing_parts_follow_legs():
     request = base.AllocationRequest((5, 3), torch.float32, (2, 3), ("q", "k"))
-    state = base.LoadState(request, ("weight", "weight_scale"))
+    state = loading.LoadState(request, ("weight", "weight_scale"))
     assert state.rows(0) == slice(0, 2)
     assert state.rows(1) == slice(2, 5)
     state.loaded |= {("weight", 0), ("weight_scale", 1)}
@@ -75,5 +75,5 @@ def test_missing_parts_follow_legs():
 
 def test_a_layer_without_storage_says_so(make_layer):
     with pytest.raises(QuantConfigError, match="down_proj: allocate the weight before loading"):
-        base.load_state(make_layer())
-    assert base.layer_name(nn.Linear(1, 1)) == "Linear"
+        loading.load_state(make_layer())
+    assert loading.layer_name(nn.Linear(1, 1)) == "Linear"

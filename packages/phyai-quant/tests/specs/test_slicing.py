@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from phyai_quant import QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 from phyai_quant.specs.base import AllocationRequest, LegSlice
 from phyai_quant.specs.slicing import check_slices, local_parts
 
 
 def attached(make_layer, request):
     layer = make_layer("a.qkv_proj")
-    base.attach_state(layer, request, ("weight",))
+    loading.attach_state(layer, request, ("weight",))
     return layer
 
 

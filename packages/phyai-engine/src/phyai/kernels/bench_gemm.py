@@ -23,7 +23,8 @@ from phyai_quant import (
     TensorQuant,
     materialize,
 )
-from phyai_quant.specs.base import AllocationRequest, WeightSpec, load_state
+from phyai_quant.specs.base import AllocationRequest, WeightSpec
+from phyai_quant.specs.loading import load_state
 
 _DENSE = ("bf16", "fp16")
 _MICRO = {"nvfp4": 16, "mxfp4": 32}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QuantConfigError
-from phyai_quant.specs import _scales, base
+from phyai_quant.specs import _scales, base, loading
 from phyai_quant.specs._packing import E2M1_VALUES, unpack_nibbles
 from phyai_quant.specs.slicing import check_slices, local_parts
 
@@ -29,9 +29,9 @@ def allocate(
     for size in (columns, *(part.full_shape[1] for part in request.slices)):
         if size % block_k:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: K = {size} is not divisible by the block of {block_k} "
-                "that shares a scale; use a degree of tensor parallelism that keeps blocks whole, "
-                "or keep the layer unquantized"
+                f"{loading.layer_name(layer)}: K = {size} is not divisible by the block of "
+                f"{block_k} that shares a scale; use a degree of tensor parallelism that keeps "
+                "blocks whole, or keep the layer unquantized"
             )
     check_slices(layer, "weight_scale", columns_per_entry=block_k)
     codes = torch.zeros((rows, columns // 2), dtype=torch.uint8, device=request.device)
@@ -45,7 +45,7 @@ def load_codes(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range) -
     _scales.check_first(layer, name, "weight", legs, CODE_NAMES)
     if loaded.dtype != torch.uint8:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: the quantization config says 4-bit codes but checkpoint "
+            f"{loading.layer_name(layer)}: the quantization config says 4-bit codes but checkpoint "
             f"tensor {name!r} is {loaded.dtype}; allowed: torch.uint8 [N, K/2]; exclude the layer "
             "in the config if the checkpoint keeps it unquantized"
         )
@@ -70,7 +70,7 @@ def copy_parts(
     with torch.no_grad():
         for rows, part in local_parts(layer, name, loaded, legs, columns_per_entry=per_entry):
             parameter[rows].copy_(part)
-    base.load_state(layer).loaded.update((target, leg) for leg in legs)
+    loading.load_state(layer).loaded.update((target, leg) for leg in legs)
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, block_k: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QuantConfigError
-from phyai_quant.specs import _fp4, _scales, base
+from phyai_quant.specs import _fp4, _scales, loading
 
 GLOBAL_NAMES = ("weight_scale_2", "weight_global_scale")
 """Checkpoint names of the global scale: ModelOpt's multiplier, compressed-tensors' reciprocal."""
@@ -16,13 +16,13 @@ _BLOCK = 16
 
 def read_tiles(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range) -> torch.Tensor:
     """Returns block scales ``[w, K/16]`` that a checkpoint stores in tiles of 128 x 4."""
-    slices = base.load_state(layer).request.slices
+    slices = loading.load_state(layer).request.slices
     rows = sum(slices[leg].full_shape[0] for leg in legs)
     columns = slices[legs.start].full_shape[1] // _BLOCK
     shapes = _fp4.swizzled_shapes(rows, columns)
     if tuple(loaded.shape) not in shapes:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} has shape "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} has shape "
             f"{list(loaded.shape)}, the layer expects swizzled scales: "
             f"{' or '.join(str(list(shape)) for shape in shapes)}"
         )
@@ -39,7 +39,7 @@ def load_global(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range) 
     with torch.no_grad():
         cast("nn.Parameter", layer.weight_global_scale)[span] = 1.0 if is_reciprocal else value
         cast("nn.Parameter", layer.weight_global_divisor)[span] = value if is_reciprocal else 1.0
-    base.load_state(layer).loaded.update(("weight_global_scale", leg) for leg in legs)
+    loading.load_state(layer).loaded.update(("weight_global_scale", leg) for leg in legs)
 
 
 def finish_globals(layer: nn.Module) -> None:
@@ -57,7 +57,9 @@ def with_globals(layer: nn.Module, block_scale: torch.Tensor) -> torch.Tensor:
 
     A stored reciprocal divides: multiplying by its rounded inverse would change the last bit.
     """
-    widths = torch.tensor(base.load_state(layer).request.logical_widths, device=block_scale.device)
+    widths = torch.tensor(
+        loading.load_state(layer).request.logical_widths, device=block_scale.device
+    )
 
     def per_row(values: nn.Parameter) -> torch.Tensor:
         return values.detach().repeat_interleave(widths)[:, None]

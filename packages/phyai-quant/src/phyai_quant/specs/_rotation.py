@@ -4,17 +4,17 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import ROTATION_GROUPS, QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 from phyai_quant.specs.slicing import check_slices
 
 
 def check_rotation(layer: nn.Module, group: int) -> None:
     """Raises QuantConfigError when rotation groups do not cover K, or a slice cuts one of them."""
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     for size in (request.weight_shape[1], *(part.full_shape[1] for part in request.slices)):
         if size % group:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: K = {size} is not divisible by rotation_group "
+                f"{loading.layer_name(layer)}: K = {size} is not divisible by rotation_group "
                 f"{group}; allowed groups: {', '.join(map(str, ROTATION_GROUPS))}; choose one that "
                 "divides K, use a degree of tensor parallelism that keeps groups whole, or keep "
                 "the layer unquantized"

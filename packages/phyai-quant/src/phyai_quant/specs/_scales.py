@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 
 E8M0_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
 """Dtypes in which checkpoints store powers of two."""
@@ -39,7 +39,7 @@ def check_dtype(
     """Raises QuantConfigError when a checkpoint tensor has another dtype than ``allowed``."""
     if loaded.dtype not in allowed:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} is {loaded.dtype}; "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} is {loaded.dtype}; "
             f"allowed: {', '.join(map(str, allowed))}"
         )
 
@@ -48,7 +48,7 @@ def check_scalar(layer: nn.Module, name: str, loaded: torch.Tensor) -> None:
     """Raises QuantConfigError when a checkpoint tensor is not ``[]``, ``[1]`` or ``[1, 1]``."""
     if tuple(loaded.shape) not in ((), (1,), (1, 1)):
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} has shape "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} has shape "
             f"{list(loaded.shape)}, the layer expects [] or [1] or [1, 1]"
         )
 
@@ -57,9 +57,9 @@ def check_first(
     layer: nn.Module, name: str, part: str, legs: range, names: tuple[str, ...]
 ) -> None:
     """Raises QuantConfigError when ``part`` of a leg has arrived already, under any name."""
-    if any((part, leg) in base.load_state(layer).loaded for leg in legs):
+    if any((part, leg) in loading.load_state(layer).loaded for leg in legs):
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: {part} is loaded twice, now as {name!r}; the checkpoint "
+            f"{loading.layer_name(layer)}: {part} is loaded twice, now as {name!r}; the checkpoint "
             f"must hold one of {' and '.join(names)} per layer"
         )
 
@@ -94,7 +94,7 @@ def load_input_part(layer: nn.Module, name: str, loaded: torch.Tensor, legs: ran
     check_first(layer, name, "input_scale", legs, INPUT_NAMES)
     value = torch.tensor([scalar(layer, name, loaded)])
     load_input_scale(layer, name, 1.0 / value if name in RECIPROCALS else value)
-    base.load_state(layer).loaded.update(("input_scale", leg) for leg in legs)
+    loading.load_state(layer).loaded.update(("input_scale", leg) for leg in legs)
 
 
 def finish_input(layer: nn.Module) -> bool:
@@ -103,14 +103,14 @@ def finish_input(layer: nn.Module) -> bool:
     Raises:
         QuantConfigError: Some legs have one and others have none.
     """
-    state = base.load_state(layer)
+    state = loading.load_state(layer)
     ids = state.request.shard_ids
     absent = [ids[leg] for leg in range(len(ids)) if ("input_scale", leg) not in state.loaded]
     if len(absent) == len(ids):
         layer.register_parameter("input_scale", None)
     elif absent:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: input_scale was loaded for some legs but never for "
+            f"{loading.layer_name(layer)}: input_scale was loaded for some legs but never for "
             f"{', '.join(map(repr, absent))}; the checkpoint must hold all of them or none"
         )
     return not absent
@@ -132,7 +132,7 @@ def scalar(layer: nn.Module, name: str, loaded: torch.Tensor) -> float:
         usable, allowed = value >= 0 and math.isfinite(value), "a finite multiplier, 0 or more"
     if not usable:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} is {value}; allowed: {allowed}; "
-            "quantize the layer again"
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} is {value}; allowed: "
+            f"{allowed}; quantize the layer again"
         )
     return value

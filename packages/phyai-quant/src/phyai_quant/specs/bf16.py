@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme
-from phyai_quant.specs import base
+from phyai_quant.specs import base, loading
 from phyai_quant.specs.slicing import local_parts
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +38,7 @@ class Bf16Spec:
             request.weight_shape, dtype=request.params_dtype, device=request.device
         )
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
-        base.attach_state(layer, request, self.tensor_names())
+        loading.attach_state(layer, request, self.tensor_names())
 
     def load_weight(
         self, layer: nn.Module, name: str, loaded: torch.Tensor, shard_id: base.ShardId = None
@@ -49,17 +49,17 @@ class Bf16Spec:
             QuantConfigError: Wrong tensor name, leg, shape, or a source that is not fp32, fp16 or
                 bf16.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         check_float_source(layer, loaded)
         with torch.no_grad():
             for rows, part in local_parts(layer, name, loaded, legs):
                 cast("nn.Parameter", layer.weight)[rows].copy_(part)
-        base.load_state(layer).loaded.update((name, leg) for leg in legs)
+        loading.load_state(layer).loaded.update((name, leg) for leg in legs)
 
     def process_after_loading(self, layer: nn.Module) -> None:
         """Marks the layer ready; an unquantized weight needs no other form."""
-        base.load_state(layer).finished = True
+        loading.load_state(layer).finished = True
 
     def dequantize_weight(self, layer: nn.Module) -> torch.Tensor:
         """Returns the weight ``[N, K]`` in fp32."""
@@ -67,14 +67,14 @@ class Bf16Spec:
 
     def missing_parts(self, layer: nn.Module) -> list[str]:
         """Returns the legs that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
+        return loading.load_state(layer).missing(loading.layer_name(layer))
 
 
 def check_params_dtype(layer: nn.Module, dtype: torch.dtype) -> None:
     """Raises QuantConfigError when a layer cannot compute in ``dtype``."""
     if dtype not in FLOAT_DTYPES:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: params_dtype {dtype} is not supported; "
+            f"{loading.layer_name(layer)}: params_dtype {dtype} is not supported; "
             f"allowed: {', '.join(map(str, FLOAT_DTYPES))}"
         )
 
@@ -83,7 +83,7 @@ def check_float_source(layer: nn.Module, loaded: torch.Tensor) -> None:
     """Raises QuantConfigError when a high-precision source was expected but not found."""
     if loaded.dtype not in FLOAT_DTYPES:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint weight is {loaded.dtype}, but an unquantized "
+            f"{loading.layer_name(layer)}: checkpoint weight is {loaded.dtype}, but an unquantized "
             f"source is needed ({', '.join(map(str, FLOAT_DTYPES))}); if the checkpoint is "
             "quantized, its config must say so for this layer"
         )

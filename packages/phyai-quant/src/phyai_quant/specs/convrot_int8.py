@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantScheme, TensorQuant
-from phyai_quant.specs import _activations, _rotation, _scales, base
+from phyai_quant.specs import _activations, _rotation, _scales, base, loading
 from phyai_quant.specs.bf16 import check_float_source, check_params_dtype
+from phyai_quant.specs.quantized_input import QuantizedInput
 from phyai_quant.specs.slicing import local_parts, whole_legs
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _INT8_MAX = 127
 _SCALE_FLOOR = 1e-30
 
 
-class ConvRotInt8Spec:
+class ConvRotInt8Spec(QuantizedInput):
     """ConvRot INT8: codes int8 ``[N, K]`` of the rotated weight and one fp32 scale per row.
 
     ``layer.weight`` is a parameter that wraps a `ConvRotInt8Tensor` whose logical dtype is the
@@ -38,9 +39,8 @@ class ConvRotInt8Spec:
     ) -> None:
         self.rotation_group = rotation_group
         self.online = online
-        self.static_input = static_input
         granularity = Granularity.PER_TENSOR if static_input else Granularity.PER_CHANNEL
-        self.activation: TensorQuant = TensorQuant(
+        self.activation: TensorQuant | None = TensorQuant(
             QDType.INT8, granularity, dynamic=not static_input
         )
         self.spec_id: str = f"convrot_int8_g{rotation_group}"
@@ -55,11 +55,6 @@ class ConvRotInt8Spec:
                 *_activations.signature_fields(self.activation),
             ),
         )
-
-    @property
-    def needs_act_quant(self) -> bool:
-        """True: kernels read a rotated and quantized activation."""
-        return True
 
     def tensor_names(self) -> tuple[str, ...]:
         """Returns ``("weight",)`` for a high-precision source; else also the scales."""
@@ -76,7 +71,9 @@ class ConvRotInt8Spec:
 
         check_params_dtype(layer, request.params_dtype)
         parts = ("weight",) if self.online else ("weight", "weight_scale")
-        base.attach_state(layer, request, (*parts, "input_scale") if self.static_input else parts)
+        loading.attach_state(
+            layer, request, (*parts, "input_scale") if self.static_input else parts
+        )
         _rotation.check_rotation(layer, self.rotation_group)
         rows, columns = request.weight_shape
         weight = ConvRotInt8Tensor.from_quantized(
@@ -101,8 +98,8 @@ class ConvRotInt8Spec:
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape or dtype; a scale given twice.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         if name == "input_scale":
             _scales.load_input_part(layer, name, loaded, legs)
             return
@@ -113,7 +110,7 @@ class ConvRotInt8Spec:
         else:
             _scales.check_dtype(layer, name, loaded, (torch.int8,))
             self._copy_codes(layer, name, loaded, legs)
-        base.load_state(layer).loaded.update((name, leg) for leg in legs)
+        loading.load_state(layer).loaded.update((name, leg) for leg in legs)
 
     def _quantize_legs(
         self, layer: nn.Module, name: str, loaded: torch.Tensor, legs: range
@@ -133,7 +130,7 @@ class ConvRotInt8Spec:
         values = _scales.float_scale(layer, name, loaded)
         if values.numel() == 1 and values.ndim < 3:
             with torch.no_grad():
-                _quantized(layer).scale[base.row_span(layer, legs)] = values.reshape(1, 1)
+                _quantized(layer).scale[loading.row_span(layer, legs)] = values.reshape(1, 1)
         else:
             self._copy_scale(layer, name, values, legs)
 
@@ -156,8 +153,8 @@ class ConvRotInt8Spec:
         """
         from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 
-        base.check_complete(layer)
-        state = base.load_state(layer)
+        loading.check_complete(layer)
+        state = loading.load_state(layer)
         if state.finished:
             return
         if not self.online and _scales.finish_input(layer):
@@ -176,8 +173,13 @@ class ConvRotInt8Spec:
         """Returns the weight ``[N, K]`` in fp32, rotated back."""
         return _quantized(layer).dequantize(torch.float32)
 
-    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Rotates an activation ``[..., K]`` and rounds it to int8, half to even.
+    def _quantize_activation(
+        self,
+        x: torch.Tensor,
+        layer: nn.Module,
+        activation: TensorQuant,  # noqa: ARG002
+    ) -> base.ActivationView:
+        """Rotates the activation and rounds it to int8, half to even.
 
         The scale is the stored ``input_scale`` or ``max|row| / 127`` per token, at least 1e-30.
 
@@ -185,8 +187,7 @@ class ConvRotInt8Spec:
             int8 codes ``[M, K]`` in the rotated basis.
         """
         rows = _rotation.rotate(x.reshape(-1, x.shape[-1]), self.rotation_group)
-        scale = getattr(layer, "input_scale", None)
-        granularity = Granularity.PER_TENSOR
+        scale, granularity = getattr(layer, "input_scale", None), Granularity.PER_TENSOR
         if scale is None:
             scale = (rows.abs().amax(1) / _INT8_MAX).clamp_min(_SCALE_FLOOR)
             granularity = Granularity.PER_CHANNEL
@@ -195,11 +196,7 @@ class ConvRotInt8Spec:
 
     def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
         """Returns the activation ``[..., K]`` quantized, read back in fp32 and rotated back."""
-        return _rotation.rotate(base.fake_quantize_activation(self, x, layer), self.rotation_group)
-
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
+        return _rotation.rotate(super().fake_quantize_activation(x, layer), self.rotation_group)
 
 
 def _quantized(layer: nn.Module) -> "ConvRotInt8Tensor":

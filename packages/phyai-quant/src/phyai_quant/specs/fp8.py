@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _activations, _scales, base, fp8_scales
+from phyai_quant.specs import _activations, _scales, base, fp8_scales, loading
+from phyai_quant.specs.quantized_input import QuantizedInput
 from phyai_quant.specs.slicing import local_parts
 
 _MX_BLOCK = (1, 32)
 
 
-class Fp8Spec:
+class Fp8Spec(QuantizedInput):
     """float8 e4m3fn or e5m2 weight ``[N, K]`` with multipliers in fp32 or, micro-scaled, e8m0.
 
     ``weight_scale`` on the layer is ``[N]`` for per_tensor (the scalar of each leg repeated over
@@ -49,16 +50,6 @@ class Fp8Spec:
             fields=_activations.signature_fields(activation),
         )
 
-    @property
-    def needs_act_quant(self) -> bool:
-        """True when kernels read a quantized activation."""
-        return self.activation is not None
-
-    @property
-    def static_input(self) -> bool:
-        """True when the activation's scale comes from the checkpoint."""
-        return self.activation is not None and not self.activation.dynamic
-
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: the weight, both names of its scale, a static scale."""
         names = ("weight", *fp8_scales.WEIGHT_SCALE_NAMES)
@@ -71,7 +62,7 @@ class Fp8Spec:
             QuantConfigError: A leg or a slice begins or ends inside a scale block.
         """
         parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
-        base.attach_state(layer, request, parts)
+        loading.attach_state(layer, request, parts)
         scale_shape = fp8_scales.allocated_shape(layer, self.weight)
         weight = torch.zeros(request.weight_shape, dtype=self.weight_dtype, device=request.device)
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
@@ -88,8 +79,8 @@ class Fp8Spec:
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape or dtype; a scale given twice.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         if name == "weight":
             self._load_codes(layer, loaded, legs)
             part = "weight"
@@ -99,12 +90,12 @@ class Fp8Spec:
         else:
             fp8_scales.load_weight_scale(layer, name, loaded, legs, self.weight)
             part = "weight_scale"
-        base.load_state(layer).loaded.update((part, leg) for leg in legs)
+        loading.load_state(layer).loaded.update((part, leg) for leg in legs)
 
     def _load_codes(self, layer: nn.Module, loaded: torch.Tensor, legs: range) -> None:
         if loaded.dtype != self.weight_dtype:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: the quantization config says "
+                f"{loading.layer_name(layer)}: the quantization config says "
                 f"{self.weight.dtype.value} but the "
                 f"checkpoint weight is {loaded.dtype}; allowed: {self.weight_dtype}; exclude the "
                 "layer in the config if the checkpoint keeps it unquantized"
@@ -119,8 +110,8 @@ class Fp8Spec:
         Raises:
             QuantConfigError: A leg of the weight or a scale was never loaded.
         """
-        base.check_complete(layer)
-        state = base.load_state(layer)
+        loading.check_complete(layer)
+        state = loading.load_state(layer)
         if state.finished:
             return
         if self.weight.granularity is Granularity.PER_TENSOR:
@@ -136,41 +127,12 @@ class Fp8Spec:
         Raises:
             QuantConfigError: `process_after_loading` did not run.
         """
-        if not base.load_state(layer).finished:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
-            )
+        loading.check_finished(layer)
         codes = cast("nn.Parameter", layer.weight).detach().float()
         scale = cast("nn.Parameter", layer.weight_scale).detach()
         if self.weight.block_shape is None:
             return codes * scale[:, None]
         return codes * fp8_scales.expand_blocks(scale.float(), self.weight.block_shape, codes.shape)
-
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs and scales that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
-
-    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes an activation ``[..., K]``; `_activations.quantize` gives the formulas.
-
-        Args:
-            x: Activation ``[..., K]`` in fp32, fp16 or bf16.
-            layer: The layer, which holds a static ``input_scale``.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        if self.activation is None:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
-                "its input"
-            )
-        scale = cast("nn.Parameter", layer.input_scale).detach() if self.static_input else None
-        return _activations.quantize(x, self.activation, scale)
-
-    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
-        return base.fake_quantize_activation(self, x, layer)
 
 
 def _unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _rtn, base
+from phyai_quant.specs import _rtn, base, loading
 from phyai_quant.specs.bf16 import check_float_source
 from phyai_quant.specs.fp8 import Fp8Spec
 from phyai_quant.specs.slicing import local_parts, whole_legs
@@ -37,8 +37,8 @@ class Fp8RowsSpec(Fp8Spec):
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape or dtype; values that are not finite.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         check_float_source(layer, loaded)
         codes = cast("nn.Parameter", layer.weight)
         scales = cast("nn.Parameter", layer.weight_scale)
@@ -52,7 +52,7 @@ class Fp8RowsSpec(Fp8Spec):
                     layer, name, whole.scale, one, columns_per_entry=None
                 ):
                     scales[rows].copy_(part)
-        state = base.load_state(layer).loaded
+        state = loading.load_state(layer).loaded
         state.update((part, leg) for part in ("weight", "weight_scale") for leg in legs)
 
 

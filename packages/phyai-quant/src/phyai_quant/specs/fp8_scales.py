@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, TensorQuant
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 from phyai_quant.specs._scales import (
     E8M0_DTYPES,
     check_dtype,
@@ -31,7 +31,7 @@ def allocated_shape(layer: nn.Module, weight: TensorQuant) -> tuple[int, ...]:
     Raises:
         QuantConfigError: A leg or a slice begins or ends inside a block.
     """
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     rows, columns = request.weight_shape
     if weight.granularity is Granularity.PER_TENSOR:
         return (len(request.logical_widths),)
@@ -62,7 +62,7 @@ def load_weight_scale(
             check_scalar(layer, name, values)
             target[legs.start : legs.stop].copy_(values.reshape(-1))
         elif weight.block_shape is None and is_scalar:
-            target[base.row_span(layer, legs)].copy_(values.reshape(-1))
+            target[loading.row_span(layer, legs)].copy_(values.reshape(-1))
         else:
             block_n, block_k = weight.block_shape or (1, None)
             if weight.block_shape is not None and not weight.micro_scaled:

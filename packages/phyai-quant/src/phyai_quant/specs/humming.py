@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phyai_quant.online_rules import check_online_scheme
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _packing, _rtn, base, humming_staging
+from phyai_quant.specs import _packing, _rtn, base, humming_staging, loading
 from phyai_quant.specs.bf16 import check_float_source
 from phyai_quant.specs.humming_format import (
     HummingFormat,
@@ -17,9 +17,10 @@ from phyai_quant.specs.humming_format import (
     quantize_token_rows,
     why_unusable,
 )
+from phyai_quant.specs.quantized_input import QuantizedInput
 
 
-class HummingSpec:
+class HummingSpec(QuantizedInput):
     """int4, int8, fp8, nvfp4 or mxfp4 weights that are rounded to nearest at load.
 
     While loading, ``layer.weight`` is an empty int32 placeholder; every leg is quantized on the
@@ -55,11 +56,6 @@ class HummingSpec:
         self.physical_signature: base.PhysicalSignature = self.stored.signature(layout)
         self.activation: TensorQuant | None = scheme.input
 
-    @property
-    def needs_act_quant(self) -> bool:
-        """True when products read a quantized activation."""
-        return self.activation is not None
-
     def tensor_names(self) -> tuple[str, ...]:
         """Returns ``("weight",)``: the high-precision source."""
         return ("weight",)
@@ -71,7 +67,7 @@ class HummingSpec:
             QuantConfigError: N, K, a leg's width or ``params_dtype`` does not fit the format.
         """
         check_fits(layer, self.stored, request, packed=self.packed)
-        base.attach_state(layer, request, self.tensor_names())
+        loading.attach_state(layer, request, self.tensor_names())
         humming_staging.attach_placeholder(layer, request)
         raw = humming_staging.empty_raw(self.stored, request)
         layer.humming_staging = humming_staging.HummingStaging(raw)  # pyright: ignore[reportArgumentType]
@@ -85,14 +81,14 @@ class HummingSpec:
             QuantConfigError: Wrong tensor name, leg, shape or source dtype; values that are not
                 finite; a leg given twice; a layer that is packed already.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         check_float_source(layer, loaded)
         humming_staging.check_new(layer, name, loaded, legs)
         device = humming_staging.placeholder_device(layer)
         with torch.no_grad():
             humming_staging.load_leg(layer, self.stored, loaded, legs, device)
-        base.load_state(layer).loaded.update((name, leg) for leg in legs)
+        loading.load_state(layer).loaded.update((name, leg) for leg in legs)
 
     def process_after_loading(self, layer: nn.Module) -> None:
         """Moves the tensors to the layer's device, packed for its GPU, and frees the staging.
@@ -101,8 +97,8 @@ class HummingSpec:
             QuantConfigError: A leg was never loaded; the layer is not on an NVIDIA GPU although
                 the target is one; Humming has no kernel for the shape.
         """
-        base.check_complete(layer)
-        if base.load_state(layer).finished:
+        loading.check_complete(layer)
+        if loading.load_state(layer).finished:
             return
         raw = cast("humming_staging.HummingStaging", layer.humming_staging).raw
         if self.packed:
@@ -113,7 +109,7 @@ class HummingSpec:
                 layer, {key: tensor.to(device) for key, tensor in raw.items()}
             )
         del layer.humming_staging
-        base.load_state(layer).finished = True
+        loading.load_state(layer).finished = True
 
     def dequantize_weight(self, layer: nn.Module) -> Tensor:
         """Returns the weight ``[N, K]`` in fp32 of raw tensors.
@@ -121,37 +117,18 @@ class HummingSpec:
         Raises:
             QuantConfigError: `process_after_loading` did not run, or the tensors are packed.
         """
-        if not base.load_state(layer).finished:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
-            )
+        loading.check_finished(layer)
         if self.packed:
             refuse_reading(layer)
         return dequantize_raw(layer, self.stored)
 
-    def quantize_activation(self, x: Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes ``[..., K]`` with one scale per row, as Humming's kernels do.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        if self.activation is None:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: {self.spec_id} does not quantize its input"
-            )
-        return quantize_token_rows(x, self.activation)
-
-    def fake_quantize_activation(self, x: Tensor, layer: nn.Module) -> Tensor:
-        """Returns ``x`` in fp32 after quantizing and dequantizing it, in its shape.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        return base.fake_quantize_activation(self, x, layer)
-
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
+    def _quantize_activation(
+        self,
+        x: Tensor,
+        layer: nn.Module,  # noqa: ARG002
+        activation: TensorQuant,
+    ) -> base.ActivationView:
+        return quantize_token_rows(x, activation)
 
 
 def finish_packed(layer: nn.Module, stored: HummingFormat, raw: dict[str, Tensor]) -> None:
@@ -168,7 +145,7 @@ def finish_packed(layer: nn.Module, stored: HummingFormat, raw: dict[str, Tensor
 def refuse_reading(layer: nn.Module) -> NoReturn:
     """Raises QuantConfigError: packed tensors cannot be read back."""
     raise QuantConfigError(
-        f"{base.layer_name(layer)}: the weight is packed for one GPU and cannot be read back; "
+        f"{loading.layer_name(layer)}: the weight is packed for one GPU and cannot be read back; "
         "materialize the scheme with sm=None and load it on the CPU to read the same numbers"
     )
 
@@ -188,7 +165,7 @@ def dequantize_raw(layer: nn.Module, stored: HummingFormat) -> Tensor:
 
 def _refuse_state_dict(layer: nn.Module, prefix: str, keep_vars: bool) -> None:  # noqa: ARG001
     raise QuantConfigError(
-        f"{base.layer_name(layer)}: the weight is packed for one GPU and one version of "
+        f"{loading.layer_name(layer)}: the weight is packed for one GPU and one version of "
         "humming-kernels and cannot be saved; save the checkpoint that it was loaded from"
     )
 

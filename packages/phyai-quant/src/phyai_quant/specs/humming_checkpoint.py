@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phyai_quant.online_rules import minimum_sm
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme
-from phyai_quant.specs import base, humming_staging
+from phyai_quant.specs import base, humming_staging, loading
 from phyai_quant.specs.humming import finish_packed, refuse_reading
 from phyai_quant.specs.humming_format import HummingFormat, find_misfit, format_of
 
@@ -52,10 +52,10 @@ class HummingCheckpointSpec:
             QuantConfigError: The portable format cannot hold the layer.
         """
         staging = nn.Module()
-        staging.prefix = base.layer_name(layer)  # pyright: ignore[reportArgumentType]
+        staging.prefix = loading.layer_name(layer)  # pyright: ignore[reportArgumentType]
         self.portable.allocate(staging, replace(request, device="cpu"))
-        inner = base.load_state(staging)
-        base.attach_state(layer, request, inner.parts).loaded = inner.loaded
+        inner = loading.load_state(staging)
+        loading.attach_state(layer, request, inner.parts).loaded = inner.loaded
         humming_staging.attach_placeholder(layer, request)
         # kept out of the module tree: its tensors are not the layer's
         vars(layer)["humming_staging"] = staging
@@ -68,10 +68,10 @@ class HummingCheckpointSpec:
         Raises:
             QuantConfigError: The portable format refuses it, or the layer is finished.
         """
-        if base.load_state(layer).finished:
+        if loading.load_state(layer).finished:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: the weight is packed already and cannot take {name!r}; "
-                "build the model again and load every tensor"
+                f"{loading.layer_name(layer)}: the weight is packed already and cannot take "
+                f"{name!r}; build the model again and load every tensor"
             )
         self.portable.load_weight(vars(layer)["humming_staging"], name, loaded, shard_id)
 
@@ -81,8 +81,8 @@ class HummingCheckpointSpec:
         Raises:
             QuantConfigError: A leg of the weight or of a scale was never loaded.
         """
-        base.check_complete(layer)
-        if base.load_state(layer).finished:
+        loading.check_complete(layer)
+        if loading.load_state(layer).finished:
             return
         staging = cast("nn.Module", vars(layer)["humming_staging"])
         self.portable.process_after_loading(staging)
@@ -93,11 +93,11 @@ class HummingCheckpointSpec:
             if "spec" in vars(layer):
                 vars(layer)["spec"] = self.portable
         del vars(layer)["humming_staging"]
-        base.load_state(layer).finished = True
+        loading.load_state(layer).finished = True
 
     def _pack(self, layer: nn.Module, staging: nn.Module) -> str | None:
         """Packs the layer, or returns why it cannot."""
-        request = base.load_state(layer).request
+        request = loading.load_state(layer).request
         misfit = find_misfit(self.stored, request, packed=True)
         if misfit is not None:
             return misfit
@@ -115,15 +115,12 @@ class HummingCheckpointSpec:
         """
         if hasattr(layer, "humming_config"):
             refuse_reading(layer)
-        if not base.load_state(layer).finished:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
-            )
+        loading.check_finished(layer)
         return self.portable.dequantize_weight(layer)
 
     def missing_parts(self, layer: nn.Module) -> list[str]:
         """Returns the legs and scales that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
+        return loading.load_state(layer).missing(loading.layer_name(layer))
 
 
 def raw_tensors(

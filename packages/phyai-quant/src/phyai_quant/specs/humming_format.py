@@ -7,7 +7,7 @@ from torch import nn
 
 from phyai_quant.online_rules import minimum_sm
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _rtn, base
+from phyai_quant.specs import _rtn, base, loading
 from phyai_quant.specs.bf16 import check_params_dtype
 
 _BITS = {QDType.INT4: 4, QDType.NVFP4: 4, QDType.MXFP4: 4}
@@ -138,7 +138,7 @@ def check_fits(
     misfit = find_misfit(stored, request, packed=packed)
     if misfit is not None:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: Humming cannot store {stored.weight.describe()} here: "
+            f"{loading.layer_name(layer)}: Humming cannot store {stored.weight.describe()} here: "
             f"{misfit}; change the scheme or keep the layer unquantized"
         )
 

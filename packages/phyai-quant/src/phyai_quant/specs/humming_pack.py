@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai_quant.scheme import QDType, QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 from phyai_quant.specs.humming_format import HummingFormat
 
 _NAMES = {
@@ -67,12 +67,12 @@ def pack(
     """
     if device.type != "cuda" or torch.version.cuda is None:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: Humming packs weights on an NVIDIA GPU, but the layer is "
-            f"on {device}; build the model on a CUDA device, or for the CPU"
+            f"{loading.layer_name(layer)}: Humming packs weights on an NVIDIA GPU, but the layer "
+            f"is on {device}; build the model on a CUDA device, or for the CPU"
         )
     from humming.transform import prepare_layer_config, transform_humming_tensors
 
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     rows, columns = request.weight_shape
     second = raw.get("weight_scale_2")
     kind = "none" if second is None else ("tensor" if second.numel() == 1 else "channel")
@@ -101,7 +101,7 @@ def check_tiles(layer: nn.Module, config: Any, device: torch.device) -> None:
         intervals = cast("list[Any]", get_heuristics_config(config, device=device))
     except (AssertionError, KeyError, ValueError) as error:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: Humming has no kernel for N = {rows}, K = {columns} on "
+            f"{loading.layer_name(layer)}: Humming has no kernel for N = {rows}, K = {columns} on "
             f"this GPU (SM{config.sm_version}){f': {error}' if str(error) else ''}; keep the layer "
             "unquantized or use another scheme"
         ) from error
@@ -109,7 +109,7 @@ def check_tiles(layer: nn.Module, config: Any, device: torch.device) -> None:
         _, tile_n, tile_k = tuning["block_shape"]
         if rows % tile_n or columns % tile_k:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: N = {rows}, K = {columns} is not a multiple of "
+                f"{loading.layer_name(layer)}: N = {rows}, K = {columns} is not a multiple of "
                 f"Humming's tile ({tile_n}, {tile_k}) on this GPU (SM{config.sm_version}); keep "
                 "the layer unquantized or use another scheme"
             )

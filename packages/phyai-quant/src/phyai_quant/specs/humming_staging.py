@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai_quant.scheme import QuantConfigError
-from phyai_quant.specs import _packing, _rtn, base
+from phyai_quant.specs import _packing, _rtn, base, loading
 from phyai_quant.specs.humming_format import HummingFormat
 from phyai_quant.specs.slicing import local_parts
 
@@ -73,8 +73,8 @@ def load_leg(
     if not stored.couples_legs:
         _quantize(layer, stored, loaded, legs, device)
         return
-    heights = [base.load_state(layer).request.slices[leg].full_shape[0] for leg in legs]
-    everything = base.legs_of(layer, None)
+    heights = [loading.load_state(layer).request.slices[leg].full_shape[0] for leg in legs]
+    everything = loading.legs_of(layer, None)
     if legs == everything:
         _quantize(layer, stored, loaded, legs, device)
         return
@@ -88,17 +88,17 @@ def load_leg(
 
 def check_new(layer: nn.Module, name: str, loaded: Tensor, legs: range) -> None:
     """Raises QuantConfigError for a leg that was loaded before or has the wrong shape."""
-    state = base.load_state(layer)
+    state = loading.load_state(layer)
     if state.finished:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: the weight is packed already and cannot take {name!r}; "
+            f"{loading.layer_name(layer)}: the weight is packed already and cannot take {name!r}; "
             "build the model again and load every tensor"
         )
     again = [leg for leg in legs if (name, leg) in state.loaded]
     if again:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: {name!r} of leg {state.request.shard_ids[again[0]]!r} is "
-            "loaded twice; the checkpoint must hold it once"
+            f"{loading.layer_name(layer)}: {name!r} of leg {state.request.shard_ids[again[0]]!r} "
+            "is loaded twice; the checkpoint must hold it once"
         )
     for _ in local_parts(layer, name, loaded, legs):
         pass
@@ -109,9 +109,9 @@ def _quantize(
 ) -> None:
     """Quantizes whole legs and keeps the layer's part, so ranks share the scales of a row."""
     try:
-        result = _quantize_in_chunks(stored, base.load_state(layer).request, whole, device)
+        result = _quantize_in_chunks(stored, loading.load_state(layer).request, whole, device)
     except QuantConfigError as error:
-        raise QuantConfigError(f"{base.layer_name(layer)}: {error}") from error
+        raise QuantConfigError(f"{loading.layer_name(layer)}: {error}") from error
     raw = cast("HummingStaging", layer.humming_staging).raw
     for rows, part in local_parts(layer, "weight", result.codes, legs):
         raw["weight"][rows].copy_(_packing.pack_words(part, stored.bits))

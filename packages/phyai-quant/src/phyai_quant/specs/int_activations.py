@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, TensorQuant
-from phyai_quant.specs import _activations, base, int_codes
+from phyai_quant.specs import _activations, base, int_codes, loading
 
 SCALE_FLOOR = 1e-30
 """Smallest dynamic scale, so that zeros stay zeros."""
@@ -37,7 +37,7 @@ def allocate(layer: nn.Module, act: TensorQuant) -> None:
 
     They have one entry per leg until `merge_legs`, then one.
     """
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     legs = len(request.shard_ids)
     scale = torch.full((legs,), torch.nan, device=request.device)
     layer.register_parameter("input_scale", nn.Parameter(scale, requires_grad=False))
@@ -60,8 +60,8 @@ def load(layer: nn.Module, name: str, loaded: torch.Tensor, legs: range, act: Te
         if act.symmetric:
             if value.any():
                 raise QuantConfigError(
-                    f"{base.layer_name(layer)}: {name!r} is {int(value)}, but the config says that "
-                    "the input is symmetric; set symmetric to false for input_activations"
+                    f"{loading.layer_name(layer)}: {name!r} is {int(value)}, but the config says "
+                    "that the input is symmetric; set symmetric to false for input_activations"
                 )
             return
     with torch.no_grad():

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError
-from phyai_quant.specs import _packing, base
+from phyai_quant.specs import _packing, loading
 
 BITS = {QDType.INT4: 4, QDType.INT8: 8}
 """Width of each integer format."""
@@ -47,13 +47,13 @@ def check_tensor(
     """Raises QuantConfigError unless a checkpoint tensor has one of the dtypes and shapes."""
     if loaded.dtype not in dtypes:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} is {loaded.dtype}; "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} is {loaded.dtype}; "
             f"allowed: {', '.join(map(str, dtypes))}; check that the quantization config belongs "
             "to this checkpoint, and exclude the layer in it if the layer is stored otherwise"
         )
     if shapes and tuple(loaded.shape) not in shapes:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} has shape "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} has shape "
             f"{list(loaded.shape)}, the layer expects "
             f"{' or '.join(str(list(shape)) for shape in dict.fromkeys(shapes))}"
         )
@@ -65,7 +65,7 @@ def check_codes(layer: nn.Module, name: str, codes: torch.Tensor, bits: int) -> 
     always_fit = bits == 8 and codes.dtype == torch.int8
     if not always_fit and codes.numel() and (codes.amin() < low or codes.amax() > high):
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} holds codes "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} holds codes "
             f"{int(codes.amin())} to {int(codes.amax())}, the config says int{bits}; allowed: "
             f"{low} to {high}"
         )
@@ -73,5 +73,5 @@ def check_codes(layer: nn.Module, name: str, codes: torch.Tensor, bits: int) -> 
 
 def whole_shape(layer: nn.Module, legs: range) -> tuple[int, int]:
     """Returns ``(rows, columns)`` of the checkpoint weight of consecutive legs, before cutting."""
-    slices = base.load_state(layer).request.slices
+    slices = loading.load_state(layer).request.slices
     return sum(slices[leg].full_shape[0] for leg in legs), slices[legs.start].full_shape[1]

@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError, TensorQuant
-from phyai_quant.specs import base, int_activations, int_codes, int_scales
+from phyai_quant.specs import base, int_activations, int_codes, int_scales, loading
 from phyai_quant.specs.bf16 import check_params_dtype
+from phyai_quant.specs.quantized_input import QuantizedInput
 
 CODE_NAMES = ("weight", "weight_packed")
 """Checkpoint names of the codes: int8 ``[N, K]``, or int32 words packed along K."""
 
 
-class IntegerSpec(ABC):
+class IntegerSpec(QuantizedInput, ABC):
     """Integer codes with fp32 scales and, when asymmetric, zero points.
 
     A value is ``(code - zero point) * scale``; `int_scales.allocate` gives the shapes of the
@@ -50,16 +51,6 @@ class IntegerSpec(ABC):
             fields=_signature_fields(weight, activation),
         )
 
-    @property
-    def needs_act_quant(self) -> bool:
-        """True when kernels read a quantized activation."""
-        return self.activation is not None
-
-    @property
-    def static_input(self) -> bool:
-        """True when the activation's scale comes from the checkpoint."""
-        return self.activation is not None and not self.activation.dynamic
-
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: both names of the codes, scale, zero point, the rest."""
         names = (*CODE_NAMES, "weight_shape", "weight_scale", "weight_zero_point")
@@ -75,7 +66,7 @@ class IntegerSpec(ABC):
                 groups follow an activation order.
         """
         check_params_dtype(layer, request.params_dtype)
-        base.attach_state(layer, request, self._parts())
+        loading.attach_state(layer, request, self._parts())
         int_scales.allocate(layer, self.weight)
         if self.activation is not None and self.static_input:
             int_activations.allocate(layer, self.activation)
@@ -93,12 +84,12 @@ class IntegerSpec(ABC):
             QuantConfigError: Wrong tensor name, leg, shape, dtype or value; codes given under two
                 names; a layer that is finished.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
-        state = base.load_state(layer)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
+        state = loading.load_state(layer)
         if state.finished:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: {name!r} arrived after process_after_loading; "
+                f"{loading.layer_name(layer)}: {name!r} arrived after process_after_loading; "
                 "allocate the weight again to load another one"
             )
         part = name
@@ -119,12 +110,12 @@ class IntegerSpec(ABC):
 
     def _load_codes(self, layer: nn.Module, name: str, loaded: torch.Tensor, legs: range) -> None:
         other = CODE_NAMES[1 - CODE_NAMES.index(name)]
-        loaded_parts = base.load_state(layer).loaded
+        loaded_parts = loading.load_state(layer).loaded
         if any((self.code_name, leg) in loaded_parts for leg in legs) and not all(
             (name, leg) in loaded_parts for leg in legs
         ):
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: the weight is loaded twice, now as {name!r} after "
+                f"{loading.layer_name(layer)}: the weight is loaded twice, now as {name!r} after "
                 f"{other!r}; the checkpoint must hold one of them per layer"
             )
         rows, columns = int_codes.whole_shape(layer, legs)
@@ -141,8 +132,8 @@ class IntegerSpec(ABC):
         Raises:
             QuantConfigError: A leg of the codes or of a scale was never loaded.
         """
-        base.check_complete(layer)
-        state = base.load_state(layer)
+        loading.check_complete(layer)
+        state = loading.load_state(layer)
         if state.finished:
             return
         if self.activation is not None and self.static_input:
@@ -155,32 +146,13 @@ class IntegerSpec(ABC):
         Raises:
             QuantConfigError: `process_after_loading` did not run.
         """
-        if not base.load_state(layer).finished:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
-            )
+        loading.check_finished(layer)
         return int_scales.dequantize(layer, self.signed_codes(layer), self.weight)
 
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs and scales that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
-
-    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes an activation ``[..., K]`` (fp32, fp16 or bf16) as `int_activations.quantize`.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        if self.activation is None:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
-                "its input"
-            )
-        return int_activations.quantize(x, layer, self.activation)
-
-    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
-        return base.fake_quantize_activation(self, x, layer)
+    def _quantize_activation(
+        self, x: torch.Tensor, layer: nn.Module, activation: TensorQuant
+    ) -> base.ActivationView:
+        return int_activations.quantize(x, layer, activation)
 
     def _parts(self) -> tuple[str, ...]:
         required = {
@@ -227,8 +199,8 @@ def _check_weight_shape(layer: nn.Module, loaded: torch.Tensor, legs: range) -> 
     expected = list(int_codes.whole_shape(layer, legs))
     if loaded.tolist() != expected:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: 'weight_shape' says {loaded.tolist()}, the layer expects "
-            f"{expected}"
+            f"{loading.layer_name(layer)}: 'weight_shape' says {loaded.tolist()}, the layer "
+            f"expects {expected}"
         )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QuantScheme
-from phyai_quant.specs import base, int_codes
+from phyai_quant.specs import int_codes, loading
 from phyai_quant.specs.int_common import IntegerSpec, stores_as_rows, unsupported
 from phyai_quant.specs.slicing import local_parts
 
@@ -24,7 +24,7 @@ class IntPackedSpec(IntegerSpec):
 
     def signed_codes(self, layer: nn.Module) -> torch.Tensor:
         """Returns the signed int8 codes ``[N, K]``."""
-        columns = base.load_state(layer).request.weight_shape[1]
+        columns = loading.load_state(layer).request.weight_shape[1]
         return int_codes.unpack(cast("nn.Parameter", layer.weight).detach(), self.bits, columns)
 
     def _stored_shape(self, weight_shape: tuple[int, int]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import Granularity, QuantConfigError, TensorQuant
-from phyai_quant.specs import base, int_codes
+from phyai_quant.specs import int_codes, loading
 from phyai_quant.specs.slicing import check_slices, local_parts
 
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,7 +24,7 @@ def allocate(layer: nn.Module, weight: TensorQuant) -> None:
         QuantConfigError: K is not a multiple of the group size; legs or slices of a rank do not
             fit the blocks; an activation order with K sliced.
     """
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     rows, columns = request.weight_shape
     shape: tuple[int, ...] = (rows,)
     if weight.block_shape is not None:
@@ -69,7 +69,7 @@ def load_zero_point(
     if weight.symmetric:
         if loaded.any():
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: {name!r} holds values other than 0, but the config "
+                f"{loading.layer_name(layer)}: {name!r} holds values other than 0, but the config "
                 "says symmetric; set symmetric to false for these weights"
             )
         return
@@ -86,7 +86,7 @@ def load_group_order(
             the group size.
     """
     name = "weight_g_idx"
-    columns = base.load_state(layer).request.weight_shape[1]
+    columns = loading.load_state(layer).request.weight_shape[1]
     int_codes.check_tensor(
         layer, name, loaded, dtypes=(torch.int32, torch.int64), shapes=((columns,),)
     )
@@ -98,7 +98,7 @@ def load_group_order(
     in_range = bool((order >= 0).all()) and bool((order < groups).all())
     if not in_range or not bool((torch.bincount(order, minlength=groups) == group).all()):
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: {name!r} must name each of the groups 0 to {groups - 1} "
+            f"{loading.layer_name(layer)}: {name!r} must name each of the groups 0 to {groups - 1} "
             f"for exactly {group} columns; the checkpoint is damaged or its group_size is not "
             f"{group}"
         )
@@ -119,7 +119,7 @@ def _expand(layer: nn.Module, entries: torch.Tensor, weight: TensorQuant) -> tor
     entries = entries.detach().float()
     if weight.block_shape is None:
         return entries[:, None]
-    state = base.load_state(layer)
+    state = loading.load_state(layer)
     rows, columns = state.request.weight_shape
     block_n, block_k = weight.block_shape
     if not weight.act_order:
@@ -134,7 +134,7 @@ def _copy(
     layer: nn.Module, name: str, loaded: torch.Tensor, legs: range, weight: TensorQuant
 ) -> None:
     target = cast("nn.Parameter", getattr(layer, name))
-    state = base.load_state(layer)
+    state = loading.load_state(layer)
     with torch.no_grad():
         if weight.block_shape is not None:
             block_n, block_k = weight.block_shape
@@ -143,7 +143,7 @@ def _copy(
             ):
                 target[rows].copy_(part)
         elif tuple(loaded.shape) in _SCALAR_SHAPES:
-            target[base.row_span(layer, legs)] = loaded.reshape(()).to(target)
+            target[loading.row_span(layer, legs)] = loaded.reshape(()).to(target)
         elif weight.granularity is Granularity.PER_TENSOR:
             shapes = (*_SCALAR_SHAPES, *(((len(legs),),) if len(legs) > 1 else ()))
             int_codes.check_tensor(layer, name, loaded, dtypes=(loaded.dtype,), shapes=shapes)
@@ -159,8 +159,8 @@ def _unpack_rows(
 ) -> torch.Tensor:
     if weight.granularity is Granularity.PER_TENSOR or (weight.block_shape or (1, 1))[0] != 1:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} is torch.int32, which packs the "
-            f"zero points of rows, but the weight is {weight.describe()}; allowed: torch.int8"
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} is torch.int32, which packs "
+            f"the zero points of rows, but the weight is {weight.describe()}; allowed: torch.int8"
         )
     rows, columns = int_codes.whole_shape(layer, legs)
     groups = 1 if weight.block_shape is None else columns // weight.block_shape[1]
@@ -175,12 +175,12 @@ def _unpack_rows(
 
 
 def _check_groups(layer: nn.Module, block_n: int, block_k: int) -> None:
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     sizes = [(part.full_shape[1], "K") for part in request.slices]
     for size, kind in (*sizes, (request.weight_shape[1], "the slice of K")):
         if block_n == 1 and size % block_k:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: {kind} = {size} is not a multiple of the group "
+                f"{loading.layer_name(layer)}: {kind} = {size} is not a multiple of the group "
                 f"size {block_k}; allowed: whole groups; quantize with a group size that "
                 "divides it, use another degree of tensor parallelism, or keep the layer "
                 "unquantized"
@@ -189,12 +189,12 @@ def _check_groups(layer: nn.Module, block_n: int, block_k: int) -> None:
 
 
 def _check_unsliced(layer: nn.Module) -> None:
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     columns = request.weight_shape[1]
     for part in request.slices:
         if part.full_shape[1] != columns:
             raise QuantConfigError(
-                f"{base.layer_name(layer)}: actorder spreads the groups over all of K, but this "
+                f"{loading.layer_name(layer)}: actorder spreads the groups over all of K, but this "
                 f"rank holds columns {part.column_start} to {part.column_start + columns} of "
                 f"{part.full_shape[1]}; use one rank for this layer or quantize without actorder "
                 "(or with actorder 'weight')"

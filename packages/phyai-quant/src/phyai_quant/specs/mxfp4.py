@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _activations, _fp4, _scales, base
+from phyai_quant.specs import _activations, _fp4, _scales, base, loading
+from phyai_quant.specs.quantized_input import QuantizedInput
 
 BLOCK = 32
 """Elements along K that share a scale."""
 
 
-class Mxfp4Spec:
+class Mxfp4Spec(QuantizedInput):
     """MXFP4 weight ``[N, K]``: ``code * 2^(scale - 127)``.
 
     On the layer: ``weight`` uint8 ``[N, K/2]``, even k in the low nibble; ``weight_scale`` e8m0
@@ -45,16 +46,6 @@ class Mxfp4Spec:
             fields=_activations.signature_fields(activation),
         )
 
-    @property
-    def needs_act_quant(self) -> bool:
-        """True when kernels read a quantized activation."""
-        return self.activation is not None
-
-    @property
-    def static_input(self) -> bool:
-        """True when the activation's scale comes from the checkpoint."""
-        return self.activation is not None and not self.activation.dynamic
-
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: both names of the codes, their scale, a static scale."""
         names = (*_fp4.CODE_NAMES, "weight_scale")
@@ -67,7 +58,7 @@ class Mxfp4Spec:
             QuantConfigError: K is no multiple of 32, or a slice cuts a block of 32.
         """
         parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
-        base.attach_state(layer, request, parts)
+        loading.attach_state(layer, request, parts)
         _fp4.allocate(layer, request, BLOCK, torch.float8_e8m0fnu)
         if self.static_input:
             _scales.register_nan(layer, "input_scale", (1,), request.device)
@@ -80,15 +71,15 @@ class Mxfp4Spec:
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape or dtype; a tensor given twice.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         if name in _fp4.CODE_NAMES:
             _fp4.load_codes(layer, name, loaded, legs)
         elif name == "weight_scale":
             _fp4.load_block_scales(layer, name, loaded, legs, BLOCK)
         else:
             _scales.load_input_scale(layer, name, _scales.float_scale(layer, name, loaded))
-            base.load_state(layer).loaded.update((name, leg) for leg in legs)
+            loading.load_state(layer).loaded.update((name, leg) for leg in legs)
 
     def process_after_loading(self, layer: nn.Module) -> None:
         """Checks that everything has arrived.
@@ -96,36 +87,14 @@ class Mxfp4Spec:
         Raises:
             QuantConfigError: A leg of the weight or a scale was never loaded.
         """
-        base.check_complete(layer)
-        base.load_state(layer).finished = True
+        loading.check_complete(layer)
+        loading.load_state(layer).finished = True
 
     def dequantize_weight(self, layer: nn.Module) -> torch.Tensor:
         """Returns the weight ``[N, K]`` in fp32; rows that were never loaded are NaN."""
         codes = cast("nn.Parameter", layer.weight).detach()
         scale = cast("nn.Parameter", layer.weight_scale).detach()
         return _fp4.dequantize(codes, scale.float(), BLOCK)
-
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs and scales that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
-
-    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes an activation ``[..., K]``; `_activations.quantize` gives the formulas.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        if self.activation is None:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
-                "its input"
-            )
-        scale = cast("nn.Parameter", layer.input_scale).detach() if self.static_input else None
-        return _activations.quantize(x, self.activation, scale)
-
-    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
-        return base.fake_quantize_activation(self, x, layer)
 
 
 def _unsupported(weight: TensorQuant, act: TensorQuant | None) -> str:

@@ -6,15 +6,25 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuant
-from phyai_quant.specs import _activations, _fp4, _nvfp4_scales, _packing, _rtn, _scales, base
+from phyai_quant.specs import (
+    _activations,
+    _fp4,
+    _nvfp4_scales,
+    _packing,
+    _rtn,
+    _scales,
+    base,
+    loading,
+)
 from phyai_quant.specs.bf16 import check_float_source
+from phyai_quant.specs.quantized_input import QuantizedInput
 from phyai_quant.specs.slicing import whole_legs
 
 _BLOCKS = (16, 32)
 _BLOCK_GEMM_SM = 100
 
 
-class Nvfp4Spec:
+class Nvfp4Spec(QuantizedInput):
     """NVFP4 weight ``[N, K]``: ``code * (global_scale * block_scale)``.
 
     On the layer: ``weight`` uint8 ``[N, K/2]``, even k in the low nibble; ``weight_scale`` e4m3
@@ -73,21 +83,12 @@ class Nvfp4Spec:
         )
 
     @property
-    def needs_act_quant(self) -> bool:
-        """True when kernels read a quantized activation."""
-        return self.activation is not None
-
-    @property
-    def _input_required(self) -> bool:
-        return self.activation is not None and not self.activation.dynamic
-
-    @property
     def _input_names(self) -> tuple[str, ...]:
         if self.activation is None or self.online:
             return ()
         if self.activation.dtype is QDType.NVFP4:
             return _scales.INPUT_NAMES
-        return ("input_scale",) if self._input_required else ()
+        return ("input_scale",) if self.static_input else ()
 
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: of ModelOpt, of compressed-tensors, of the input."""
@@ -105,8 +106,8 @@ class Nvfp4Spec:
         parts = ("weight",)
         if not self.online:
             parts += ("weight_scale", "weight_global_scale")
-            parts += ("input_scale",) if self._input_required else ()
-        base.attach_state(layer, request, parts)
+            parts += ("input_scale",) if self.static_input else ()
+        loading.attach_state(layer, request, parts)
         _fp4.allocate(layer, request, self.block, torch.float8_e4m3fn)
         legs = (len(request.logical_widths),)
         _scales.register_nan(layer, "weight_global_scale", legs, request.device)
@@ -127,8 +128,8 @@ class Nvfp4Spec:
         Raises:
             QuantConfigError: Wrong tensor name, leg, shape, dtype or value; a tensor given twice.
         """
-        base.check_tensor_name(layer, name, self.tensor_names())
-        legs = base.legs_of(layer, shard_id)
+        loading.check_tensor_name(layer, name, self.tensor_names())
+        legs = loading.legs_of(layer, shard_id)
         if self.online:
             self._quantize_legs(layer, name, loaded, legs)
         elif name in _fp4.CODE_NAMES:
@@ -151,7 +152,7 @@ class Nvfp4Spec:
             try:
                 codes, scale, level = self._quantize(source.to(globals_.device))
             except ValueError as error:
-                raise QuantConfigError(f"{base.layer_name(layer)}: {error}") from error
+                raise QuantConfigError(f"{loading.layer_name(layer)}: {error}") from error
             one = range(leg, leg + 1)
             _fp4.copy_parts(layer, "weight", name, codes, one, 2)
             _fp4.copy_parts(layer, "weight_scale", name, scale, one, self.block)
@@ -171,8 +172,8 @@ class Nvfp4Spec:
             QuantConfigError: A leg or a scale was never loaded, or some legs have an input scale
                 and others have none.
         """
-        base.check_complete(layer)
-        state = base.load_state(layer)
+        loading.check_complete(layer)
+        state = loading.load_state(layer)
         if state.finished:
             return
         if self._input_names:
@@ -191,39 +192,12 @@ class Nvfp4Spec:
         Raises:
             QuantConfigError: `process_after_loading` did not run.
         """
-        if not base.load_state(layer).finished:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: call process_after_loading before reading the weight"
-            )
+        loading.check_finished(layer)
         codes = cast("nn.Parameter", layer.weight).detach()
         scale = cast("nn.Parameter", layer.weight_scale).detach()
         if self.physical_signature.layout == "128x4":
             scale = _fp4.unswizzle(scale, codes.shape[0], codes.shape[1] * 2 // self.block)
         return _fp4.dequantize(codes, _nvfp4_scales.with_globals(layer, scale), self.block)
-
-    def missing_parts(self, layer: nn.Module) -> list[str]:
-        """Returns the legs and scales that were never loaded."""
-        return base.load_state(layer).missing(base.layer_name(layer))
-
-    def quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> base.ActivationView:
-        """Quantizes an activation ``[..., K]``; `_activations.quantize` gives the formulas.
-
-        Raises:
-            QuantConfigError: The format keeps the activation unquantized.
-        """
-        if self.activation is None:
-            raise QuantConfigError(
-                f"{base.layer_name(layer)}: {self.spec_id} is weight-only and does not quantize "
-                "its input"
-            )
-        static = getattr(layer, "input_scale", None)
-        return _activations.quantize(
-            x, self.activation, None if static is None else static.detach()
-        )
-
-    def fake_quantize_activation(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
-        """Returns the activation ``[..., K]`` quantized and read back in fp32."""
-        return base.fake_quantize_activation(self, x, layer)
 
 
 def _block(weight: TensorQuant) -> int:

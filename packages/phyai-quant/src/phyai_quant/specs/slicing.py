@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phyai_quant.scheme import QuantConfigError
-from phyai_quant.specs import base
+from phyai_quant.specs import loading
 
 
 def local_parts(
@@ -68,7 +68,7 @@ def whole_legs(
     Raises:
         QuantConfigError: The shape is not that of the whole tensor.
     """
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     heights = [_entries(request.slices[leg].full_shape[0], rows_per_entry) for leg in legs]
     _check_shape(layer, name, loaded, sum(heights), legs, columns_per_entry)
     if columns_per_entry is None:
@@ -87,7 +87,7 @@ def check_slices(
     Raises:
         QuantConfigError: A leg or a slice begins or ends inside an entry.
     """
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     for leg in range(len(request.logical_widths)):
         _leg_rows(layer, name, leg, rows_per_entry)
         _leg_columns(layer, name, leg, columns_per_entry)
@@ -110,7 +110,7 @@ def _cut_leg(
 
 def _leg_rows(layer: nn.Module, name: str, leg: int, per_entry: int) -> tuple[slice, slice]:
     """Returns the entries along N of a leg: in the layer's tensor and in the checkpoint's."""
-    state = base.load_state(layer)
+    state = loading.load_state(layer)
     held, part = state.rows(leg), state.request.slices[leg]
     width, rows = held.stop - held.start, state.request.weight_shape[0]
     return (
@@ -121,7 +121,7 @@ def _leg_rows(layer: nn.Module, name: str, leg: int, per_entry: int) -> tuple[sl
 
 def _leg_columns(layer: nn.Module, name: str, leg: int, per_entry: int) -> slice:
     """Returns the entries along K of a leg in the checkpoint's tensor."""
-    request = base.load_state(layer).request
+    request = loading.load_state(layer).request
     part, columns = request.slices[leg], request.weight_shape[1]
     return _span(layer, name, leg, part.column_start, columns, part.full_shape[1], per_entry)
 
@@ -132,11 +132,11 @@ def _span(
     """Returns the entries of ``size`` elements from ``start``; the last entry may be partial."""
     stop = start + size
     if start % per_entry or (stop % per_entry and stop != full):
-        ids = base.load_state(layer).request.shard_ids
+        ids = loading.load_state(layer).request.shard_ids
         where = f"leg {ids[leg]!r}, " if len(ids) > 1 else ""
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: {where}elements {start} to {stop} of {full} do not fit the "
-            f"entries of {name!r}, which stand for {per_entry} each; use a degree of tensor "
+            f"{loading.layer_name(layer)}: {where}elements {start} to {stop} of {full} do not fit "
+            f"the entries of {name!r}, which stand for {per_entry} each; use a degree of tensor "
             "parallelism or leg widths that are multiples, or keep the layer unquantized"
         )
     return slice(start // per_entry, _entries(stop, per_entry))
@@ -153,11 +153,11 @@ def _check_shape(
     if columns_per_entry is None:
         shapes = [[rows], [rows, 1]]
     else:
-        columns = base.load_state(layer).request.slices[legs.start].full_shape[1]
+        columns = loading.load_state(layer).request.slices[legs.start].full_shape[1]
         shapes = [[rows, _entries(columns, columns_per_entry)]]
     if list(loaded.shape) not in shapes:
         raise QuantConfigError(
-            f"{base.layer_name(layer)}: checkpoint tensor {name!r} has shape "
+            f"{loading.layer_name(layer)}: checkpoint tensor {name!r} has shape "
             f"{list(loaded.shape)}, the layer expects {' or '.join(map(str, shapes))}"
         )
 
