@@ -8,7 +8,7 @@ import sys
 import torch
 
 from piper_kernels.attention.coarse import _triton_backend, reference
-from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
+from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode, RoutingSummaries
 
 DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -56,7 +56,34 @@ def check_nan():
         assert torch.equal(found.isnan(), wanted.isnan())
 
 
+def check_ranges(head_dim, mode, scale):
+    """Query blocks have one result, whichever others there are; no key block counts twice."""
+    generator = torch.Generator().manual_seed(5)
+
+    def random(blocks):
+        return torch.randn(2, 3, blocks, head_dim, generator=generator).to(DEVICE)
+
+    query, key, low, means = random(67), random(71), random(71), random(71)
+    aux = low if mode is RoutingMode.MINMAX else low[:, :, :0]
+    for blocks in (1, 32, 65, 71):
+        given = (means, mode, blocks, scale)
+        whole = _triton_backend.coarse_output(RoutingSummaries(query, key, aux), *given)
+        wanted = reference.coarse_output(RoutingSummaries(query, key, aux), *given)
+        torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=2e-5)
+        for part in (slice(0, 1), slice(1, 34), slice(66, 67)):
+            some = RoutingSummaries(query[:, :, part], key, aux)
+            found = _triton_backend.coarse_output(some, *given)
+            if DEVICE == "cuda":
+                assert torch.equal(found, whole[:, :, part])
+            else:  # products of NumPy depend on their shape
+                torch.testing.assert_close(found, whole[:, :, part], rtol=1e-4, atol=2e-5)
+    none = RoutingSummaries(query[:, :, :0], key, aux)
+    assert _triton_backend.coarse_output(none, *given).shape == (2, 3, 0, head_dim)
+
+
 for routing in RoutingMode:
+    check_ranges(64, routing, 0.1)
+    check_ranges(128, routing, 0.5)
     check(193, 64, routing)
     check(64, 128, routing)
     check(192, 64, routing, [64, 3, 50])

@@ -60,6 +60,12 @@ def test_compiles(target, tmp_path, monkeypatch):
     build(_kernels.summarize_kernel, target, constants, **types)
     types = {"coarse": "*fp32", "gate": "*bf16", "out": "*bf16"}
     build(_kernels.gate_kernel, target, {"D": 128, "ROWS": 32}, **types)
+    names = ("query", "key", "key_aux", "value_mean", "out")
+    types = dict.fromkeys(names, "*fp32") | {"scale": "fp32"}
+    precision = "tf32x3" if target.startswith("sm_") else "ieee"
+    constants = {"D": 128, "ROWS": 16, "COLUMNS": 32, "DEPTH": 32, "PRECISION": precision}
+    for minmax in (False, True):
+        build(_kernels.attend_kernel, target, constants | {"MINMAX": minmax}, **types)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Device code of the coarse residual: summaries of 64-row blocks, and the gate."""
+"""Device code of the coarse residual: summaries of 64-row blocks, their attention, and the gate."""
 
 # ruff: noqa: ANN001, ANN202, D417, PLR0124  # the types of device functions are their docstrings
 # pyright: reportArgumentType=false, reportOperatorIssue=false
@@ -100,6 +100,88 @@ def _extrema(x, inside):
     low = tl.min(tl.where(inside, x, float("inf")), axis=0)
     unknown = tl.max((x != x).to(tl.int32), axis=0) != 0
     return tl.where(unknown, float("nan"), high), tl.where(unknown, float("nan"), low)
+
+
+@triton.jit(do_not_specialize=["query_blocks", "key_blocks", "blocks"])
+def attend_kernel(
+    query,
+    key,
+    key_aux,
+    value_mean,
+    out,
+    query_blocks,
+    key_blocks,
+    blocks,
+    scale,
+    D: tl.constexpr,
+    MINMAX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend from query blocks of one head to the means of value blocks, with an online softmax.
+
+    The grid is ``(ceil(query_blocks / ROWS), B * H)``. A row of the result depends neither on
+    the other rows nor on how many there are.
+
+    Args:
+        query: FP32 ``[B, H, query_blocks, D]``, contiguous.
+        key: FP32 ``[B, H, key_blocks, D]``, contiguous.
+        key_aux: The same with ``MINMAX``: the larger product is the score.
+        value_mean: The same.
+        out: FP32 ``[B, H, query_blocks, D]``, contiguous.
+        query_blocks: Query blocks.
+        key_blocks: Key blocks of the summaries.
+        blocks: Leading key blocks that are attended to.
+        scale: Factor of the scores.
+        D: Features.
+        MINMAX: Whether keys have two summaries.
+        ROWS: Query blocks of a program.
+        COLUMNS: Key blocks of a step.
+        DEPTH: Features of a step of the scores.
+        PRECISION: ``input_precision`` of the products.
+    """
+    lead = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row[:, None] < query_blocks
+    query += lead * query_blocks * D
+    key += lead * key_blocks * D
+    key_aux += lead * key_blocks * D
+    value_mean += lead * key_blocks * D
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, D), tl.float32)
+    for first in range(0, blocks, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        across = column[None, :] < blocks
+        scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+        others = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, D, DEPTH):
+            part = start + tl.arange(0, DEPTH)
+            queries = tl.load(query + row[:, None] * D + part[None, :], mask=inside, other=0.0)
+            at = column[None, :] * D + part[:, None]
+            keys = tl.load(key + at, mask=across, other=0.0)
+            scores = tl.dot(queries, keys, scores, input_precision=PRECISION)
+            if MINMAX:
+                keys = tl.load(key_aux + at, mask=across, other=0.0)
+                others = tl.dot(queries, keys, others, input_precision=PRECISION)
+        if MINMAX:
+            scores = tl.maximum(scores, others, propagate_nan=tl.PropagateNan.ALL)
+        scores = tl.where(across, scores * scale, float("-inf"))
+        above = tl.maximum(highest, tl.max(scores, axis=1))
+        weights = tl.exp(scores - above[:, None])
+        kept = tl.exp(highest - above)
+        means = tl.load(
+            value_mean + column[:, None] * D + tl.arange(0, D)[None, :],
+            mask=column[:, None] < blocks,
+            other=0.0,
+        )
+        sums = tl.dot(weights, means, sums * kept[:, None], input_precision=PRECISION)
+        total = total * kept + tl.sum(weights, axis=1)
+        highest = above
+    at = (lead * query_blocks + row)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + at, sums / total[:, None], mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "heads", "blocks"])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels._triton.runtime import supports_device
-from piper_kernels.attention.coarse import reference
+from piper_kernels.attention.coarse import _dispatch, reference
 from piper_kernels.attention.coarse._validation import (
     LABEL,
     check_coarse_scale,
@@ -137,7 +137,7 @@ def sparse_piper_attention_with_coarse_residual_from_quantized(
     blocks = _check_branch(
         operands, request, block_mean, coarse_gate, rows, coarse_scale, coarse_key_blocks
     )
-    coarse = reference.coarse_output(summaries, block_mean, request.mode, blocks, coarse_scale)
+    coarse = _dispatch.coarse_output(summaries, block_mean, request.mode, blocks, coarse_scale)
     backend = select_backend(query.device, query.shape[3])
     return backend.attention_from_quantized(
         operands,

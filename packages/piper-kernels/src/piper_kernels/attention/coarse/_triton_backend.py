@@ -1,4 +1,4 @@
-"""The coarse residual on accelerators: two kernels around small FP32 products."""
+"""The coarse residual on accelerators, in kernels. Importing needs Triton."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.attention.coarse import reference
-from piper_kernels.attention.coarse._kernels import gate_kernel, summarize_kernel
+from piper_kernels._triton.targets import accelerator_target, dot_precision
+from piper_kernels.attention.coarse._kernels import attend_kernel, gate_kernel, summarize_kernel
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK, block_count
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode, RoutingSummaries
 
 _GATE_ROWS = 32
+_ATTEND_TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 32}
 
 
 def coarse_residual(
@@ -26,8 +27,35 @@ def coarse_residual(
 ) -> Tensor:
     """Return the gated coarse attention; arguments and result are those of the reference."""
     summaries, pooled = summarize(query, key, value, mode, block_lengths)
-    output = reference.coarse_output(summaries, pooled, mode, coarse_key_blocks, coarse_scale)
+    output = coarse_output(summaries, pooled, mode, coarse_key_blocks, coarse_scale)
     return gated_residual(output, gate)
+
+
+def coarse_output(
+    summaries: RoutingSummaries,
+    pooled_value: Tensor,
+    mode: RoutingMode,
+    coarse_key_blocks: int,
+    coarse_scale: float,
+) -> Tensor:
+    """Return the coarse attention of all query blocks; arguments are those of the reference.
+
+    No scores are stored, and a query block has the same result whichever others there are.
+    """
+    query, key = summaries.query.contiguous(), summaries.key.contiguous()
+    batch, heads, blocks, head_dim = query.shape
+    minmax = mode is RoutingMode.MINMAX
+    out = torch.empty_like(query)
+    if not out.numel():
+        return out
+    precision = "ieee" if accelerator_target(query.device) is None else dot_precision(query.device)
+    with launch_guard(query.device):
+        attend_kernel[(-(-blocks // _ATTEND_TILE["ROWS"]), batch * heads)](
+            query, key, summaries.key_aux.contiguous() if minmax else key,
+            pooled_value.contiguous(), out, blocks, key.shape[2], coarse_key_blocks, coarse_scale,
+            D=head_dim, MINMAX=minmax, PRECISION=precision, **_ATTEND_TILE,
+        )  # fmt: skip
+    return out
 
 
 def summarize(

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from piper_kernels.attention.coarse import reference as coarse_reference
+from piper_kernels.attention.coarse._dispatch import coarse_output
 from piper_kernels.attention.sparse_piper_attention._backend import (
     SparseAttentionBackend,
     select_backend,
@@ -179,7 +179,7 @@ class SparseOutput:
         operands, summaries = self.keys.with_queries(*queries, self._value_sums)
         request, added = self._request(window), None
         if self.coarse is not None:
-            added = coarse_reference.coarse_output(
+            added = coarse_output(
                 summaries,
                 self.coarse.block_mean,
                 request.mode,
