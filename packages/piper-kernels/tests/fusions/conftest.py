@@ -26,3 +26,9 @@ def projected_attention():
 def attention_operators():
     """Return the module ``attention_operators.py``: operands of explicit operators."""
     return _load("attention_operators")
+
+
+@pytest.fixture(scope="session")
+def projected_exact():
+    """Return the module ``projected_exact.py``: what those models stand for."""
+    return _load("projected_exact")

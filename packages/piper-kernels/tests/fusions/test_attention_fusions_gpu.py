@@ -110,14 +110,35 @@ CASES = {
 }
 
 
+def assert_near_exact(actual, unfused, exact):
+    """Check that a fused result is as good as one of operators that round in between."""
+    found, allowed = (
+        ((x.double() - exact).norm() / exact.norm()).item() for x in (actual, unfused)
+    )
+    assert found < TOLERANCE
+    assert found < 1.1 * allowed
+
+
+@pytest.mark.parametrize("fmt", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_targets_fuse_and_are_exact(projected_attention, projected_exact, fmt, case):
+    """Every key block is kept: routes of random tokens depend on the last bits of queries."""
+    given = CASES[case] | {"ratios": (1.0, 1.0)}
+    model = projected_attention.Model(fmt=fmt, features=128, **given).to("cuda")
+    graph = projected_attention.trace(model, OPTIONS[fmt]())
+    assert "sparse_piper_attention" not in graph.targets
+    results = graph(), model.eager(), projected_exact.exact(model).double()
+    assert_near_exact(*(result[:, model.valid_rows] for result in results))
+
+
 @pytest.mark.parametrize("fmt", OPTIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_targets_fuse_and_agree_with_the_operators_apart(projected_attention, fmt, case):
     model = projected_attention.Model(fmt=fmt, features=128, **CASES[case]).to("cuda")
     graph = projected_attention.trace(model, OPTIONS[fmt]())
     assert "sparse_piper_attention" not in graph.targets
-    rows, expected, actual = model.valid_rows, model.eager(), graph()
-    assert projected_attention.relative_error(actual, expected, rows) < TOLERANCE
+    rows, actual = model.valid_rows, graph()
+    assert actual[:, rows].isfinite().all()
     whole = projected_attention.Model(fmt=fmt, features=128, outputs=48, **CASES[case]).to("cuda")
     graph = projected_attention.trace(whole, OPTIONS[fmt]())
     assert graph.targets[-1].endswith("attention_output")
@@ -138,14 +159,16 @@ def test_chunks_of_nvfp4_outputs(projected_attention, fmt, static):
     graph = projected_attention.trace(model.to("cuda"), OPTIONS[fmt]())
     whole = graph()
     graph.change_chunk_rows(1024)
-    # A maximum of rotated values may differ by a rounding, and codes with it by a step.
+    # Sums in FP32 may have another order. A maximum of rotated values may differ by a rounding.
     assert projected_attention.relative_error(graph(), whole) < SUM_TOLERANCE
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv_heads):
+def test_windows_of_dense_attention(
+    projected_attention, projected_exact, is_causal, head_dim, kv_heads
+):
     model = projected_attention.Model(
         dense=True, rows=950, outputs=40, is_causal=is_causal, batch=2, heads=4, kv_heads=kv_heads,
         head_dim=head_dim, features=128,
@@ -154,8 +177,7 @@ def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv
     graph = projected_attention.trace(model, options)
     name = "convrot_int8_piper_projected_query_attention_output"
     assert graph.targets[-1] == name
-    expected = model.eager()
-    assert projected_attention.relative_error(graph(), expected) < TOLERANCE
+    assert_near_exact(graph(), model.eager(), projected_exact.exact(model).double())
     apart = projected_attention.trace(model, convrot_int8_piper_compile_options())
     whole = apart()
     assert torch.equal(graph(), whole)
@@ -164,13 +186,15 @@ def test_windows_of_dense_attention(projected_attention, is_causal, head_dim, kv
         assert torch.equal(graph(), whole)
 
 
-def test_inductor_runs_one_graph_for_changing_lengths(projected_attention):
+def test_inductor_runs_one_graph_for_changing_lengths(projected_attention, projected_exact):
     class Module(projected_attention.Module):
         def forward(self, x, cos, sin, gate):
             return self.model(torch.tanh(x), cos, sin, gate, None)
 
     given = {"outputs": 128, "coarse": True, "projected_gate": True, "features": 128}
+    given["ratios"] = (1.0, 1.0)
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     module = Module(projected_attention.Model(**given).to("cuda"))
     options = convrot_int8_sparse_piper_compile_options()
     compiled = torch.compile(module, fullgraph=True, options=options)
@@ -180,5 +204,7 @@ def test_inductor_runs_one_graph_for_changing_lengths(projected_attention):
         for dim, tensor in zip((1, 0, 0, 1), args, strict=True):
             torch._dynamo.mark_dynamic(tensor, dim)
         with torch.no_grad():
-            actual, expected = compiled(*args), module(*args)
-        assert projected_attention.relative_error(actual, expected) < TOLERANCE
+            actual, unfused = compiled(*args), module(*args)
+        exact = projected_exact.exact(model, (torch.tanh(model.x), *model.args[1:]))
+        assert_near_exact(actual, unfused, exact.double())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -171,7 +171,8 @@ def source_level(rows: Tensor, source: Projection, chunk_rows: int) -> Tensor | 
             part = rotate_groups(part.to(torch.float32), source.group_size)  # noqa: PLW2901
         low, high = torch.aminmax(part)
         amax = torch.maximum(amax, torch.maximum(-low, high).to(torch.float32))
-    return amax / (E4M3_MAX * E2M1_MAX)
+    # A number of Python would be a rounded reciprocal on CUDA; kernels divide exactly.
+    return amax / amax.new_full((), E4M3_MAX * E2M1_MAX)
 
 
 class _Workspace:
