@@ -15,7 +15,7 @@ from phyai.cli.recording import record_engine, record_shapes
 from phyai.dispatch import Selector, build_catalog, kernel_selector_scope
 from phyai.layers import Leg, Linear
 from phyai_quant import Matcher, QuantPlan, QuantScheme, TensorQuant
-from phyai_quant.plan import Rule
+from phyai_quant.rules import Rule
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "pi05_tiny"
 HUMMING = Path(__file__).parents[4] / "examples/pi05/kernel_policies/humming_w4a16.yaml"

@@ -8,7 +8,8 @@ Everything before `materialize` is plain data: importing this package loads neit
 from phyai_quant.active import get_active_plan, use_quant_plan
 from phyai_quant.checkpoint import load_quant_plan
 from phyai_quant.materialize import materialize
-from phyai_quant.plan import Matcher, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import Matcher, Rule
 from phyai_quant.scheme import (
     Granularity,
     QDType,

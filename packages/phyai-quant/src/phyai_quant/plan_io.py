@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from phyai_quant.importers.base import Section
-from phyai_quant.plan import Matcher, MatcherKind, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import Matcher, MatcherKind, Rule
 from phyai_quant.scheme import QuantConfigError, QuantScheme, TensorQuant
 from phyai_quant.strict_json import parse_json
 

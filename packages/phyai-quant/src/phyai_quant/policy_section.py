@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from phyai_quant.online_rules import MICRO_BLOCKS, find_violation
-from phyai_quant.plan import Matcher, MatcherKind, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import Matcher, MatcherKind, Rule
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 
 Path = tuple[str | int, ...]

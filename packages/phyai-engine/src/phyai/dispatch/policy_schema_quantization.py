@@ -3,7 +3,7 @@
 from typing import Any
 
 from phyai_quant.online_rules import MICRO_BLOCKS
-from phyai_quant.plan import MatcherKind
+from phyai_quant.rules import MatcherKind
 from phyai_quant.scheme import ROTATION_GROUPS, Granularity, QDType
 
 Schema = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from phyai_quant.plan import Matcher, MatcherKind, Rule
+from phyai_quant.rules import Matcher, MatcherKind, Rule
 from phyai_quant.scheme import QuantConfigError
 
 _REPR = reprlib.Repr(maxlevel=4, maxlist=8, maxdict=8, maxstring=200, maxother=200)

@@ -8,7 +8,8 @@ import re
 import warnings
 
 from phyai_quant.importers.base import ConfigSources, LayerMarker, StoredTensor, make_rule
-from phyai_quant.plan import MatcherKind, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import MatcherKind, Rule
 from phyai_quant.scheme import (
     ROTATION_GROUPS,
     Granularity,

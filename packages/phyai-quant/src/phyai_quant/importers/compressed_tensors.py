@@ -5,7 +5,8 @@ from dataclasses import replace
 from phyai_quant.importers.base import ConfigSources, Section, make_rule
 from phyai_quant.importers.presets import preset_args, preset_names
 from phyai_quant.importers.tensor_args import read_kv_cache, read_tensor_args
-from phyai_quant.plan import MatcherKind, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import MatcherKind, Rule
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 
 _KNOWN_KEYS = (

@@ -6,7 +6,8 @@ from phyai_quant.importers.base import ConfigSources, Section, entry_rule, exclu
 from phyai_quant.importers.compressed_tensors import read_groups
 from phyai_quant.importers.modelopt_algos import algo_scheme
 from phyai_quant.importers.tensor_args import read_kv_cache
-from phyai_quant.plan import MatcherKind, QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import MatcherKind, Rule
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
 
 _METHODS = ("modelopt", "modelopt_fp8", "modelopt_fp4")

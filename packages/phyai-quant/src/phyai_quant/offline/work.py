@@ -14,7 +14,8 @@ from phyai_quant.offline.rotated import METADATA_KEY
 from phyai_quant.offline.shapes import Layout
 from phyai_quant.offline.shard_writer import TensorInfo
 from phyai_quant.offline.written_config import check_one_family, compressed_tensors_config
-from phyai_quant.plan import QuantPlan, Rule
+from phyai_quant.plan import QuantPlan
+from phyai_quant.rules import Rule
 from phyai_quant.scheme import QuantConfigError, QuantScheme
 
 _SHOWN = 20
