@@ -75,13 +75,25 @@ def _preparations():
     plan = plan_input_rows(8192)
     assert plan is not None
     chunks = {"ROWS": plan.rows, "SIZE": plan.size, "COUNT": plan.count}
-    for activation in (None, "gelu_tanh", "swiglu"):
+    for activation in (None, "gelu_tanh", "swiglu", "silu_and_mul"):
         constants = {"GROUP": 256, "ACTIVATION": activation, "STATIC": False}
         variant = activation or "plain"
         fused, warps = constants | chunks, {"num_warps": plan.num_warps}
         yield KernelCase(module, "prepare_rows_kernel", variant, fused, _INT8, warps)
+        if activation == "silu_and_mul":
+            continue
         wide, warps = constants | {"SIZE": 4096}, {"num_warps": 8}
         yield KernelCase(module, "prepare_wide_rows_kernel", variant, wide, _INT8, warps)
+    yield from _fused_preparations()
+
+
+def _fused_preparations():
+    module = "linear.convrot.int8._kernels.rows"
+    norm = {"x": "*bf16", "residual": "*bf16", "weight": "*fp32", "total": "*bf16", "eps": "fp32"}
+    chunks, warps = {"GROUP": 64, "ROWS": 1, "SIZE": 4096}, {"num_warps": 4}
+    constants = chunks | {"ADD": True, "GEMMA": False}
+    yield KernelCase(module, "norm_rows_kernel", "", constants, _INT8 | norm, warps)
+    yield KernelCase(module, "head_rows_kernel", "", chunks | {"WIDTH": 128}, _INT8, warps)
 
 
 def _hopper():
