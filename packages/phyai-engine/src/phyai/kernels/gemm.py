@@ -91,6 +91,12 @@ def _small(facts: Any, params: Any) -> Any:  # noqa: ARG001
     return lambda layer, x, bias: small_gemm(x, layer.weight, bias)
 
 
+def _split(facts: Any, params: Any) -> Any:  # noqa: ARG001
+    from phyai.triton.split_gemm import split_gemm
+
+    return lambda layer, x, bias: split_gemm(x, layer.weight, bias)
+
+
 def _hopper(facts: Any, params: Any) -> Any:  # noqa: ARG001
     # Fails where Triton has no Gluon, and so leaves the choice to the next row.
     from phyai.triton.hopper_gemm import hopper_gemm
@@ -143,6 +149,22 @@ def _triton_rows(dense: Predicate) -> tuple[Impl, ...]:
             ),
             _small,
             Priority.OPTIMIZED,
+        ),
+        _row(
+            "triton.gemm.split_fp32",
+            all_of(
+                dense,
+                NVIDIA,
+                at_least("sm80"),
+                lib("triton"),
+                eq("dtype.input", "fp32"),
+                eq("dtype.weight", "fp32"),
+                compare("shape.M", ">=", 256),
+                divisible("shape.K", 4),
+            ),
+            _split,
+            # Not bit for bit what cuBLAS sums: a policy prefers it.
+            Priority.REFERENCE,
         ),
         _row(
             "triton.gemm.hopper",
