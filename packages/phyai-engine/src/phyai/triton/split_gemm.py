@@ -4,7 +4,7 @@ Three of the four products of the parts are summed; the fourth is below the last
 """
 
 # ruff: noqa: ANN001  # kernel arguments are pointers and integers
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
