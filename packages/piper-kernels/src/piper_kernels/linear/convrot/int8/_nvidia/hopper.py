@@ -13,7 +13,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from piper_kernels._triton.launching import Launcher
 from piper_kernels._triton.runtime import launch_guard
-from piper_kernels.linear.convrot.int8 import _launch
 from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, product_key, sum_parts
 from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import hopper_matmul_kernel
 from piper_kernels.linear.convrot.int8._nvidia.hopper_plan import HopperPlan
@@ -152,7 +151,6 @@ def _schedule(
     store = store_layout(plan.block_m, plan.block_n, plan.num_warps, element_size)
     constants = (plan.stages, plan.group_m, plan.split_k, store, *flags, COPY_REGISTERS)
     options = {
-        "launch_pdl": _launch.DEPENDENT,
         "num_warps": plan.num_warps,
         "maxnreg": max_registers(plan),
         "enable_fp_fusion": False,
