@@ -5,6 +5,7 @@ import torch
 
 from phyai.dispatch import KernelQuery, PolicyError, Selector, load_policy
 from phyai.dispatch.catalog import build_catalog
+from phyai.kernels.attention_piper import heads_of_rows, rows_of_groups
 
 SQNR = {"piper.attention": 20.0, "piper.attention.sage": 20.0}
 
@@ -35,6 +36,22 @@ def test_rectangular_keys_and_grouped_heads(row, kernel, rows, keys):
     assert found.shape == expected.shape
     assert found.dtype == q.dtype
     assert sqnr(found, expected) > SQNR[kernel]
+
+
+@pytest.mark.parametrize("kernel", [*SQNR, "sdpa.attention"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_queries_stored_by_heads(row, kernel, batch):
+    q, k, v = tensors(37, 45, heads=6, kv_heads=2, batch=batch)
+    by_heads = q.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = rows_of_groups(by_heads, 2)
+    assert rows.shape == (batch, 2, 3 * 37, 64)
+    assert rows.data_ptr() == by_heads.data_ptr()
+    assert rows_of_groups(q, 2) is rows_of_groups(by_heads, 6) is None
+    assert torch.equal(heads_of_rows(rows, q), q)
+    expected = row("eager.attention")(q, k, v, scale=0.125)
+    found = row(kernel)(by_heads, k, v, scale=0.125)
+    assert found.shape == q.shape
+    assert sqnr(found, expected) > SQNR.get(kernel, 40)
 
 
 @pytest.mark.parametrize("kernel", SQNR)
