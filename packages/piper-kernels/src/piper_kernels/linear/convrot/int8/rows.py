@@ -70,7 +70,7 @@ def normed_rows(
         return *_ops.prepare_input(wide.to(x.dtype), group_size), total
     from piper_kernels.linear.convrot.int8 import _launch_rows
 
-    codes, scale = _empty(*x.shape, x.device)
+    codes, scale = _empty(x.shape[0], x.shape[1], x.device)
     total = x
     if residual is not None:
         total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
 # pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl
