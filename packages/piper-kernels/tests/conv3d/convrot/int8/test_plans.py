@@ -87,6 +87,32 @@ def test_hopper_prefers_full_boxes():
     assert narrow.box_width == 16
 
 
+@pytest.mark.parametrize("tile", hopper_plan.TILES, ids=str)
+def test_parts_that_are_sent(tile):
+    """Parts cover a tile row by row, and their buffers fit beside the ring."""
+    hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper")
+    for width in hopper_plan.BOX_WIDTHS:
+        if width > tile.voxels:
+            continue
+        plan = hopper_plan.HopperPlan(
+            tile.outputs, tile.voxels // width, width, 128, tile.stages, tile.num_warps,
+            tile.programs_per_sm, tile.buffers,
+        )  # fmt: skip
+        residual = torch.zeros(1)
+        assert hopper.sends(plan, 64, None) == (width in (16, 32, 64))
+        assert not hopper.sends(plan, 64, residual)
+        assert not hopper.sends(plan, 60, None)
+        if hopper.sends(plan, 64, None):
+            *_, rows, columns = hopper.out_block(plan)
+            parts = plan.voxels // hopper.SENT_VOXELS
+            assert (parts * rows, columns) == (plan.box_height, width)
+            # A part meets its buffer again in the next tile.
+            assert parts % plan.buffers == 0
+            ring = plan.stages * (plan.outputs + plan.voxels) * plan.depth
+            buffers = plan.buffers * plan.outputs * hopper.SENT_VOXELS * 2
+            assert plan.programs_per_sm * (ring + buffers + 2048) <= 228 * 1024
+
+
 def box_of(view, at, block):
     """What TMA reads: zeros outside of the tensor."""
     box = torch.zeros(block, dtype=torch.int32)

@@ -62,10 +62,10 @@ TILES = (LARGE, PAIR, NARROW, THIN)
 BOX_WIDTHS = (32, 16, 64, 8, 128)
 """In the order of preference among boxes that waste the same: stores take 32 voxels at once."""
 
-# What a multiprocessor does in a microsecond: the model of the linear product.
-_PRODUCTS = 7.5e6
-_OPERAND_BYTES = 90e3
-_EPILOGUE_ELEMENTS = 6.5e3
+# What a multiprocessor of an H200 does in a microsecond, fitted to measured convolutions.
+_PRODUCTS = 7.0e6
+_OPERAND_BYTES = 78e3
+_EPILOGUE_ELEMENTS = 8e3
 
 
 def box_tiles(plan: HopperPlan, out_height: int, out_width: int) -> int:
