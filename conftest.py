@@ -3,6 +3,8 @@
 import gc
 import importlib.util
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -107,6 +109,28 @@ def large_device_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
                 import torch
 
                 torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def run_kernel_checks() -> Callable[..., None]:
+    """Return what runs a script of kernel checks in a process of its own.
+
+    ``run(script)`` runs the kernels in Triton's interpreter, which has to be chosen before they are
+    imported; ``run(script, "cuda")`` on the device. The script ends with "checks passed".
+    """
+
+    def run(script: Path, *arguments: str) -> None:
+        result = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            env=os.environ | ({} if arguments else {"TRITON_INTERPRET": "1"}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "checks passed" in result.stdout
+
+    return run
 
 
 def fill_with_garbage(tensor: Any) -> Any:

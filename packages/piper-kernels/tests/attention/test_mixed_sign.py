@@ -1,9 +1,6 @@
 """The loops in plain Triton: numerics in the interpreter, machine code for every target, plans."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -46,26 +43,14 @@ FLOATS = (
 PRODUCTS = re.compile(r"mma\.sync[\w.]*\.s32\.(\w8\.s8)|(neg_lo:\[.,.,0\])|(f16\.e4m3\.e4m3)")
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+def test_numerics_on_the_gpu(run_kernel_checks):
+    run_kernel_checks(CHECKS, "cuda")
 
 
 def accelerator(name):

@@ -1,7 +1,4 @@
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,26 +24,14 @@ TARGETS = {
 }
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(KERNELS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "rounding checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(KERNELS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+def test_numerics_on_the_gpu(run_kernel_checks):
+    run_kernel_checks(KERNELS, "cuda")
 
 
 @pytest.fixture(scope="module")

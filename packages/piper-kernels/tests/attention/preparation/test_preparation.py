@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,27 +8,15 @@ pytest.importorskip("triton", reason="Triton is not installed")
 CHECKS = Path(__file__).with_name("preparation_checks.py")
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "preparation checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    def test_numerics(self):
-        run_checks("cuda")
+    def test_numerics(self, run_kernel_checks):
+        run_kernel_checks(CHECKS, "cuda")
 
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_a_replay_equals_eager_and_nothing_synchronizes(self, head_dim):

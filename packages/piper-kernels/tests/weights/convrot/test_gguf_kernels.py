@@ -1,9 +1,6 @@
 """The GGUF kernels: numerics in the interpreter or on a GPU, machine code for every target."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,28 +39,16 @@ POINTERS = {
 Q4_K = int(GGUFQuantizationType.Q4_K)
 
 
-def run_checks(script, *arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "checks passed" in result.stdout
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_numerics_in_the_interpreter(script):
-    run_checks(script, TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(script, run_kernel_checks):
+    run_kernel_checks(script)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_numerics_on_the_gpu(script):
-    run_checks(script, "cuda")
+def test_numerics_on_the_gpu(script, run_kernel_checks):
+    run_kernel_checks(script, "cuda")
 
 
 @pytest.fixture(params=TARGETS)

@@ -1,8 +1,5 @@
 """The quantization kernels: in the interpreter, as machine code, and on a GPU."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,20 +13,8 @@ from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor, _quantize_reference
 CHECKS = Path(__file__).with_name("quantize_checks.py")
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 def as_bytes(tensor):
@@ -39,8 +24,8 @@ def as_bytes(tensor):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    def test_numerics(self):
-        run_checks("cuda")
+    def test_numerics(self, run_kernel_checks):
+        run_kernel_checks(CHECKS, "cuda")
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("swizzled", [False, True])
