@@ -203,7 +203,9 @@ def _clocks() -> dict[str, str]:
     if tool is None:
         return {}
     fields = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "driver_version")
-    query = [tool, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    # The first device of this process need not be the first of the machine.
+    uuid = torch.cuda.get_device_properties(0).uuid
+    query = [tool, f"--id=GPU-{uuid}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     torch.cuda._sleep(LOAD_CYCLES)  # an idle device would report its resting clocks
     found = subprocess.run(query, capture_output=True, text=True, check=False)  # noqa: S603
     torch.cuda.synchronize()

@@ -25,14 +25,8 @@ from typing import Any
 
 import torch
 from _graph_timing import Variant, time_variants
-from _harness import (
-    WrongResultError,
-    choose_cases,
-    device,
-    environment,
-    kernel_times,
-    relative_error,
-)
+from _harness import WrongResultError, choose_cases, device, environment, relative_error
+from _kernel_times import kernel_times
 from _linear_tables import number
 from _report import REPOSITORY, result_path, say, table, write_json
 from _video_dit_exact import checked_rows, exact_change, video_tokens
@@ -165,7 +159,7 @@ def measure(case: BlockCase, blocks: dict[str, Any], names: Sequence[str]) -> li
             row["weight_bytes"] = weight_bytes(blocks[name])
             with cudnn():
                 row["peak_bytes"] = peak_bytes(lambda value, run=run: run(value, *tables), x)
-                row["kernel_ms"] = kernel_times(lambda _i, run=run: run(x, *tables), device())
+                row["kernel_ms"] = kernel_times(lambda run=run: run(x, *tables), device())
         except Exception as error:  # a provider that fails must not stop the others
             row["failed"] = f"{type(error).__name__}: {error}"[:400]
             continue
