@@ -112,6 +112,19 @@ def large_device_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.fixture
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the test without the user's PHYAI_ variables, and PyTorch in one thread."""
+    import torch
+
+    for name in [name for name in os.environ if name.startswith("PHYAI_")]:
+        monkeypatch.delenv(name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def run_kernel_checks() -> Callable[..., None]:
     """Return what runs a script of kernel checks in a process of its own.
 

@@ -1,7 +1,6 @@
 """`phyai explain --model`: every call and every weight of the tiny checkpoint, on any device."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,16 +32,7 @@ quantization:
       weight: {dtype: int8, granularity: per_channel, rotation_group: 64}
       input: {dtype: int8, granularity: per_channel, dynamic: true}
 """
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PHYAI_")]:
-        monkeypatch.delenv(name)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 @pytest.fixture

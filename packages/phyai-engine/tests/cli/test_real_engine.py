@@ -1,6 +1,5 @@
 """The commands and the example with the real engine, on the tiny LeRobot checkpoint."""
 
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -39,16 +38,7 @@ quantization:
       weight: {dtype: int8, granularity: per_channel, rotation_group: 64}
       input: {dtype: int8, granularity: per_channel, dynamic: true}
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PHYAI_")]:
-        monkeypatch.delenv(name)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 @pytest.fixture

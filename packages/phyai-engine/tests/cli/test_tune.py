@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from phyai.cli import engines, tune
 from phyai.dispatch.benchmark import InterleavedBenchmark
@@ -20,16 +19,7 @@ quantization:
       weight: {dtype: int8, granularity: per_channel, rotation_group: 16}
       input: {dtype: int8, granularity: per_channel, dynamic: true}
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    for name in ("PROFILE", "AUTOTUNE_CACHE", "CONFIG"):
-        monkeypatch.delenv(f"PHYAI_KERNEL_{name}", raising=False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 import urllib.error
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from phyai.client import PolicyClient
 from phyai.engine import ActionChunk
@@ -167,13 +165,8 @@ class Running:
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PHYAI_")]:
-        monkeypatch.delenv(name)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _plain(plain_environment):
+    """Every test of this folder runs that way."""
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ from phyai.cli.errors import CliError
 from phyai.cli.options import require_folder
 from phyai.cli.output import (
     display_path,
-    make_table,
     one_line,
+    print_actions,
     print_json,
     print_line,
     print_pairs,
-    print_table,
     status_line,
     stdout_to_stderr,
 )
@@ -229,7 +228,8 @@ def _print(
     print_pairs(found)
     actions = getattr(result, "actions", None)
     if actions is not None:
-        _print_actions(actions, job.targets.rows)
+        print_line()
+        print_actions(actions, job.targets.rows)
     print_line()
     print_pairs([("timing", ", ".join(f"{n} {value:.1f} ms" for n, value in timing.items()))])
     print_pairs([(f"{n:<6}", display_path(path.expanduser())) for n, path in written.items()])
@@ -237,13 +237,3 @@ def _print(
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _print_actions(actions: Any, rows: int) -> None:
-    print_line()
-    table = make_table("step", *(f"a{dim}" for dim in range(actions.shape[1])), numbers=True)
-    for step, row in enumerate(actions[:rows]):
-        table.add_row(str(step), *(f"{value:.4f}" for value in row))
-    print_table(table)
-    if len(actions) > rows:
-        print_line(f"... {len(actions) - rows} more steps (--rows {len(actions)} shows all)")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.progress import Progress
     from rich.table import Table
 
@@ -95,6 +96,16 @@ def print_table(table: "Table") -> None:
     needed = Measurement.get(console, roomy, table)
     console.width = max(width, needed.minimum)
     console.print(table)
+
+
+def print_actions(actions: "np.ndarray", rows: int) -> None:
+    """Print the first rows of a chunk [actions, columns] as a table."""
+    table = make_table("step", *(f"a{column}" for column in range(actions.shape[1])), numbers=True)
+    for step, row in enumerate(actions[:rows]):
+        table.add_row(str(step), *(f"{value:.4f}" for value in row))
+    print_table(table)
+    if len(actions) > rows:
+        print_line(f"... {len(actions) - rows} more steps (--rows {len(actions)} shows all)")
 
 
 def make_progress() -> "Progress":

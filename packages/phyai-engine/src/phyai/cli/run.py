@@ -12,12 +12,11 @@ from phyai.cli import engines, options, run_cosmos3
 from phyai.cli.errors import checked
 from phyai.cli.output import (
     display_path,
-    make_table,
     one_line,
+    print_actions,
     print_json,
     print_line,
     print_pairs,
-    print_table,
     status_line,
     stdout_to_stderr,
 )
@@ -155,12 +154,7 @@ def _print_chunk(
         ]
     )
     print_line()
-    table = make_table("step", *(f"a{dim}" for dim in range(dims)), numbers=True)
-    for step, row in enumerate(chunk.actions[: output.rows]):
-        table.add_row(str(step), *(f"{value:.4f}" for value in row))
-    print_table(table)
-    if steps > output.rows:
-        print_line(f"... {steps - output.rows} more steps (--rows {steps} shows all)")
+    print_actions(chunk.actions, output.rows)
     print_line()
     timing = ", ".join(f"{name} {value:.1f} ms" for name, value in timing_ms.items())
     print_pairs([("timing", timing)])
