@@ -82,7 +82,9 @@ def test_the_page_shows_every_part(benchmark, document):
         assert f" {stage} |" in text
     assert "| `other` | 0.9 | 0.8 | 0.1 |" in text
     assert "`refused` was not measured: NoKernelError" in text
-    assert f"| eager | 900.0 | 700.0 | 2000.0 | {900 / spent:.2f} |" in text
+    found = [entry for entry in document["policies"].values() if "ms" in entry]
+    fastest = min(entry["ms"]["request"]["p50"] for entry in found)
+    assert f"| eager | 900.0 | 700.0 | 2000.0 | {900 / fastest:.2f} |" in text
     assert "Not measured further: TimeoutError: too slow" in text
     assert "| cuDNN |" in text
     assert "dense Piper was not measured" in text
