@@ -9,7 +9,7 @@ from _ffn_models import BLOCKS, FULL, FeedForwardCase, build, quantized
 from _quality import quality
 
 from piper_kernels._compile.passes import install_passes
-from piper_kernels.fusions._ffn.chunks import balanced_rows, int8_chunk_rows
+from piper_kernels.fusions._ffn.chunks import int8_chunk_rows, int8_rows_of
 
 GROUP = 16
 CASE = FeedForwardCase("block", 24, 64, 96, 2)
@@ -87,7 +87,7 @@ def test_a_network_needs_less_than_the_intermediate_values_of_bf16(case):
     sources = 1 if case.kind == "gelu" else 2
     limit = int8_chunk_rows(sources, case.width, case.inner, case.width, 2)
     row = sources * case.inner * 2 + max(case.width, case.inner) + 4
-    ours = case.rows * case.width * 2 + balanced_rows(case.rows, limit) * row
+    ours = case.rows * case.width * 2 + int8_rows_of(case.rows, limit, row) * row
     assert ours < case.rows * sources * case.inner * 2
 
 

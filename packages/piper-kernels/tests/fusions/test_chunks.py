@@ -5,18 +5,38 @@ import pytest
 from piper_kernels.fusions._ffn import chunks
 
 
-def test_int8_rows_fill_128_mib():
-    # 14336 * 2 + 14336 + 4 = 43012 bytes a row: 3120 rows, 24 tiles of 128.
-    assert chunks.int8_chunk_rows(1, 5376, 14336, 5376, 2) == 24 * 128
-    # 2 * 11008 * 2 + 11008 + 4 = 55044 bytes a row: 2438 rows, 19 tiles of 128.
-    assert chunks.int8_chunk_rows(2, 4096, 11008, 4096, 2) == 19 * 128
+def test_int8_rows_fill_384_mib():
+    # 14336 * 2 + 14336 + 4 = 43012 bytes a row: 9361 rows, 73 tiles of 128.
+    assert chunks.int8_chunk_rows(1, 5376, 14336, 5376, 2) == 73 * 128
+    # 2 * 19200 * 2 + 19200 + 4 = 96004 bytes a row: 4194 rows, 32 tiles of 128.
+    assert chunks.int8_chunk_rows(2, 7168, 19200, 7168, 2) == 32 * 128
     # A result wider than the projections needs room of its own when it is not the output.
-    assert chunks.int8_chunk_rows(1, 64, 64, 128, 2) == (128 << 20) // 196 // 128 * 128
+    assert chunks.int8_chunk_rows(1, 64, 64, 128, 2) == (384 << 20) // 196 // 128 * 128
     rows = chunks.int8_chunk_rows(1, 64, 64, 128, 2, gated_updates=True)
-    assert rows == (128 << 20) // (196 + 256) // 128 * 128
+    assert rows == (384 << 20) // (196 + 256) // 128 * 128
     rows = chunks.int8_chunk_rows(2, 64, 64, 128, 2, gated_updates=True)
-    assert rows == (128 << 20) // (2 * 128 + 68) // 128 * 128
+    assert rows == (384 << 20) // (2 * 128 + 68) // 128 * 128
     assert chunks.int8_chunk_rows(1, 8, 1 << 26, 8, 2) == 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "chunk_rows", "expected"),
+    [
+        (32768, 4096, 4096),  # an eighth
+        (65536, 4096, 4096),
+        (16384, 4096, 2048),
+        (16383, 4096, 1920),  # a short last chunk instead of a larger one
+        (4096, 4096, 1024),  # four chunks of 1280 rows, which fill 128 MiB, are of equal length
+        (1280, 4096, 1280),
+        (100, 4096, 128),
+        (32768, 1024, 1024),
+        (32768, 64, 64),
+        (0, 4096, 128),
+    ],
+)
+def test_a_chunk_is_a_share_of_a_long_input(rows, chunk_rows, expected):
+    assert chunks.int8_row_bytes(2, 7168, 19200, 7168, 2) == 96_004
+    assert chunks.int8_rows_of(rows, chunk_rows, 96_004) == expected
 
 
 @pytest.mark.parametrize(

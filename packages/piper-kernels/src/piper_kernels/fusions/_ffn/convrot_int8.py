@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.fusions._ffn.chunks import balanced_rows, require_chunk_rows
+from piper_kernels.fusions._ffn.chunks import int8_row_bytes, int8_rows_of, require_chunk_rows
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
 from piper_kernels.linear._bias import validate_bias
@@ -110,7 +110,8 @@ def run_chunked_ffn(
             shape ``[I, K]`` and group size.
         down: ``[N, I]``.
         activation_fn: ``"swiglu"`` or ``"gelu_tanh"``.
-        chunk_rows: Most rows of a chunk; chunks are as equal as tiles of 128 rows allow.
+        chunk_rows: Most rows of a chunk; chunks are as equal as tiles of 128 rows allow, and an
+            eighth of the input at most where 128 MiB do not hold more.
         gated_updates: Write the gated update of the result instead.
 
     Returns:
@@ -123,7 +124,11 @@ def run_chunked_ffn(
     rows = rows_of(input)
     out_features = down.qdata.shape[0]
     output = None if gated_updates is not None else rows.new_empty((rows.shape[0], out_features))
-    size = balanced_rows(rows.shape[0], chunk_rows)
+    widths = (rows.shape[1], sources[0].qdata.shape[0], out_features)
+    row_bytes = int8_row_bytes(
+        len(sources), *widths, rows.element_size(), gated_updates=gated_updates is not None
+    )
+    size = int8_rows_of(rows.shape[0], chunk_rows, row_bytes)
     space = _Workspace(rows, sources, down, min(size, rows.shape[0]))
     for start in range(0, rows.shape[0], size):
         chunk = rows[start : start + size]
