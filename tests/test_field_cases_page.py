@@ -73,7 +73,18 @@ def read(path: Path) -> tuple[str, list[Case]]:
     return (ast.get_docstring(tree) or "").rstrip("."), found
 
 
-SECTIONS = {int(path.name.split("_")[1]): read(path) for path in sorted(FOLDER.glob("test_*.py"))}
+def sections() -> dict[int, tuple[str, list[Case]]]:
+    """Return titles and tests by number. The first file of a number with several has the title."""
+    found: dict[int, tuple[str, list[Case]]] = {}
+    for path in sorted(FOLDER.glob("test_*.py")):
+        number = int(path.name.split("_")[1])
+        title, cases = read(path)
+        first, before = found.get(number, (title, []))
+        found[number] = first, before + cases
+    return found
+
+
+SECTIONS = sections()
 TESTS = [case for _, cases in SECTIONS.values() for case in cases]
 
 
