@@ -61,9 +61,17 @@ RUNS = (
     ),
     Run(
         f"{ENGINE}/benchmark_cosmos3.py",
-        420,
+        300,
         (
             *_policies(COSMOS3_POLICIES, "cosmos3_h200", "cosmos3_h200_fast"),
+            *("--output", f"{RESULTS}/cosmos3.json"),
+        ),
+    ),
+    Run(
+        f"{ENGINE}/benchmark_cosmos3.py",
+        120,
+        (
+            *_policies(COSMOS3_POLICIES, "cosmos3_h200"),
             *("--video", "--output", f"{RESULTS}/cosmos3.json"),
         ),
     ),
