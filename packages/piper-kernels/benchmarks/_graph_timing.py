@@ -96,9 +96,24 @@ def _capture(variant: Variant) -> Replay:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     single = Replay(lambda turn: variant.run(turn % variant.sets), 1, False, REPEATS[1])
-    one = min(_milliseconds(single, turn) for turn in range(3))
-    calls = max(variant.sets, min(MOST_CALLS, int(GRAPH_MS / max(one, 1e-3)) + 1))
-    repeats = max(REPEATS[0], min(REPEATS[1], int(VARIANT_MS / (one * calls))))
+    graph = _graph(variant, variant.sets)
+    if graph is None:
+        one = min(_milliseconds(single, turn) for turn in range(3))
+        return Replay(single.start, 1, False, _repeats(one))
+    # The estimate comes from a graph: outside, launches of small calls take longer than calls.
+    trial = Replay(lambda _turn: graph.replay(), variant.sets, True, 3)
+    one = min(_milliseconds(trial, turn) for turn in range(3)) / variant.sets
+    rounds = min(MOST_CALLS, int(GRAPH_MS / max(one, 1e-3))) // variant.sets + 1
+    calls = rounds * variant.sets
+    long = _graph(variant, calls) if rounds > 1 else graph
+    if long is None:
+        long, calls = graph, variant.sets
+    long.replay()
+    return Replay(lambda _turn: long.replay(), calls, True, _repeats(one * calls))
+
+
+def _graph(variant: Variant, calls: int) -> torch.cuda.CUDAGraph | None:
+    """Return a graph of calls, ``None`` for a variant that cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -106,9 +121,13 @@ def _capture(variant: Variant) -> Replay:
                 variant.run(call % variant.sets)
     except (RuntimeError, NotImplementedError):
         torch.cuda.synchronize()
-        return Replay(single.start, 1, False, repeats)
-    graph.replay()
-    return Replay(lambda _turn: graph.replay(), calls, True, repeats)
+        return None
+    return graph
+
+
+def _repeats(milliseconds: float) -> int:
+    """Return how often to start what takes so long."""
+    return max(REPEATS[0], min(REPEATS[1], int(VARIANT_MS / milliseconds)))
 
 
 def _milliseconds(replay: Replay, turn: int) -> float:
