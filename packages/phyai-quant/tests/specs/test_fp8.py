@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phyai_quant import QuantConfigError, TensorQuant
-from phyai_quant.specs.base import AllocationRequest, PhysicalSignature
+from phyai_quant.specs.base import PhysicalSignature
 from phyai_quant.specs.fp8 import Fp8Spec
 
 E4M3 = torch.float8_e4m3fn
@@ -26,12 +26,6 @@ def scales(*shape, seed=1):
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.01
 
 
-def allocated(make_layer, spec, shape, widths=(), ids=(None,), prefix="a.down_proj"):
-    layer = make_layer(prefix)
-    spec.allocate(layer, AllocationRequest(shape, torch.bfloat16, widths, ids))
-    return layer
-
-
 def loop_dequantize(weight, scale_of):
     rows, columns = weight.shape
     out = torch.full((rows, columns), torch.nan)
@@ -45,9 +39,9 @@ def loop_dequantize(weight, scale_of):
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (17, 31)], ids=str)
 @pytest.mark.parametrize("scale_shape", [(), (1,), (1, 1)], ids=str)
 @pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
-def test_per_tensor(make_layer, shape, scale_shape, name):
+def test_per_tensor(allocated, shape, scale_shape, name):
     spec = Fp8Spec(TENSOR)
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     weight, scale = codes(*shape), scales(1)
     spec.load_weight(layer, "weight", weight)
     spec.load_weight(layer, name, scale.reshape(scale_shape))
@@ -59,9 +53,9 @@ def test_per_tensor(make_layer, shape, scale_shape, name):
 
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("shape", [(1, 3), (13, 7)], ids=str)
-def test_per_channel(make_layer, shape, column):
+def test_per_channel(allocated, shape, column):
     spec = Fp8Spec(CHANNEL, TOKEN)
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     weight, scale = codes(*shape), scales(shape[0])
     spec.load_weight(layer, "weight_scale", scale[:, None] if column else scale)
     spec.load_weight(layer, "weight", weight)
@@ -76,9 +70,9 @@ def test_per_channel(make_layer, shape, column):
     [((1, 1), (4, 8)), ((8, 16), (4, 8)), ((9, 17), (4, 8)), ((7, 15), (4, 8)), ((5, 20), (1, 8))],
     ids=str,
 )
-def test_block_with_partial_last_blocks(make_layer, shape, sizes, dtype):
+def test_block_with_partial_last_blocks(allocated, shape, sizes, dtype):
     spec = Fp8Spec(block(*sizes), TOKEN)
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     blocks = (math.ceil(shape[0] / sizes[0]), math.ceil(shape[1] / sizes[1]))
     weight, scale = codes(*shape), scales(*blocks).to(dtype)
     spec.load_weight(layer, "weight", weight)
@@ -89,9 +83,9 @@ def test_block_with_partial_last_blocks(make_layer, shape, sizes, dtype):
     assert torch.equal(spec.dequantize_weight(layer), expected)
 
 
-def test_fused_per_tensor_scales_fan_out(make_layer):
+def test_fused_per_tensor_scales_fan_out(allocated):
     spec = Fp8Spec(TENSOR, TENSOR)
-    layer = allocated(make_layer, spec, (10, 3), (5, 2, 3), ("q", "k", "v"), "a.qkv_proj")
+    layer = allocated(spec, (10, 3), (5, 2, 3), ("q", "k", "v"), "a.qkv_proj")
     weight = codes(10, 3)
     legs = {"v": (7, 10, 0.5, 0.2), "q": (0, 5, 2.0, 0.9), "k": (5, 7, 3.0, 0.4)}
     for shard, (start, stop, scale, input_scale) in legs.items():
@@ -106,17 +100,17 @@ def test_fused_per_tensor_scales_fan_out(make_layer):
     assert torch.equal(spec.dequantize_weight(layer), expected)
 
 
-def test_fused_per_channel_scales_take_their_rows(make_layer):
+def test_fused_per_channel_scales_take_their_rows(allocated):
     spec = Fp8Spec(CHANNEL, TOKEN)
-    layer = allocated(make_layer, spec, (8, 3), (5, 3), (0, 1), "a.gate_up_proj")
+    layer = allocated(spec, (8, 3), (5, 3), (0, 1), "a.gate_up_proj")
     spec.load_weight(layer, "weight_scale", torch.tensor(0.25), 1)
     spec.load_weight(layer, "weight_scale", torch.arange(1.0, 6.0)[:, None], 0)
     assert layer.weight_scale.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 0.25, 0.25, 0.25]
 
 
-def test_fused_block_scales_start_at_their_block(make_layer):
+def test_fused_block_scales_start_at_their_block(allocated):
     spec = Fp8Spec(block(4, 8), TOKEN)
-    layer = allocated(make_layer, spec, (15, 9), (8, 4, 3), ("q", "k", "v"), "a.qkv_proj")
+    layer = allocated(spec, (15, 9), (8, 4, 3), ("q", "k", "v"), "a.qkv_proj")
     weight, scale = codes(15, 9), scales(4, 2)
     for shard, rows, blocks in [
         ("k", slice(8, 12), slice(2, 3)),
@@ -130,9 +124,9 @@ def test_fused_block_scales_start_at_their_block(make_layer):
     assert torch.equal(spec.dequantize_weight(layer), expected)
 
 
-def test_a_natively_fused_checkpoint_fills_all_legs(make_layer):
+def test_a_natively_fused_checkpoint_fills_all_legs(allocated):
     spec = Fp8Spec(TENSOR)
-    layer = allocated(make_layer, spec, (5, 3), (2, 3), (0, 1), "a.gate_up_proj")
+    layer = allocated(spec, (5, 3), (2, 3), (0, 1), "a.gate_up_proj")
     spec.load_weight(layer, "weight", codes(5, 3))
     spec.load_weight(layer, "weight_scale", torch.tensor(0.5))
     assert spec.missing_parts(layer) == []
@@ -140,14 +134,14 @@ def test_a_natively_fused_checkpoint_fills_all_legs(make_layer):
     assert layer.weight_scale.tolist() == [0.5] * 5
 
 
-def test_legs_must_end_on_blocks(make_layer):
+def test_legs_must_end_on_blocks(allocated):
     with pytest.raises(QuantConfigError, match=r"a\.qkv: leg 'k', elements 4 to 10 of 15 .* for 4"):
-        allocated(make_layer, Fp8Spec(block(4, 8)), (15, 9), (4, 6, 5), ("q", "k", "v"), "a.qkv")
+        allocated(Fp8Spec(block(4, 8)), (15, 9), (4, 6, 5), ("q", "k", "v"), "a.qkv")
 
 
-def test_processing_twice_changes_nothing(make_layer):
+def test_processing_twice_changes_nothing(allocated):
     spec = Fp8Spec(TENSOR)
-    layer = allocated(make_layer, spec, (3, 2), (2, 1), (0, 1))
+    layer = allocated(spec, (3, 2), (2, 1), (0, 1))
     for shard, rows in ((0, 2), (1, 1)):
         spec.load_weight(layer, "weight", codes(rows, 2), shard)
         spec.load_weight(layer, "weight_scale", torch.tensor(shard + 1.0), shard)
@@ -160,9 +154,9 @@ def test_processing_twice_changes_nothing(make_layer):
 
 
 @pytest.mark.parametrize("weight", [TENSOR, CHANNEL, block(2, 2)], ids=TensorQuant.describe)
-def test_scales_that_never_arrive_are_an_error(make_layer, weight):
+def test_scales_that_never_arrive_are_an_error(allocated, weight):
     spec = Fp8Spec(weight, TENSOR)
-    layer = allocated(make_layer, spec, (4, 2), (2, 2), (0, 1), "a.gate_up_proj")
+    layer = allocated(spec, (4, 2), (2, 2), (0, 1), "a.gate_up_proj")
     assert torch.isnan(layer.weight_scale).all()
     spec.load_weight(layer, "weight", codes(2, 2), 0)
     spec.load_weight(layer, "weight", codes(2, 2), 1)
@@ -215,17 +209,17 @@ def test_scales_that_never_arrive_are_an_error(make_layer, weight):
         ),
     ],
 )
-def test_bad_tensors_name_the_layer(make_layer, quant, name, loaded, text):
+def test_bad_tensors_name_the_layer(allocated, quant, name, loaded, text):
     spec = Fp8Spec(quant, TENSOR)
-    layer = allocated(make_layer, spec, (4, 6))
+    layer = allocated(spec, (4, 6))
     with pytest.raises(QuantConfigError, match=rf"a\.down_proj: .*{text}"):
         spec.load_weight(layer, name, loaded)
     assert len(spec.missing_parts(layer)) == 3
 
 
-def test_two_names_of_one_scale_are_refused(make_layer):
+def test_two_names_of_one_scale_are_refused(allocated):
     spec = Fp8Spec(TENSOR)
-    layer = allocated(make_layer, spec, (4, 6))
+    layer = allocated(spec, (4, 6))
     spec.load_weight(layer, "weight_scale", torch.ones(()))
     with pytest.raises(QuantConfigError, match="loaded twice, now as 'weight_scale_inv'"):
         spec.load_weight(layer, "weight_scale_inv", torch.ones(()))
@@ -288,12 +282,12 @@ def test_other_schemes_are_refused(weight, act, text):
 
 @pytest.mark.parametrize("quant", ["per_tensor", "per_channel"])
 @pytest.mark.parametrize("act", [None, TensorQuant("fp8_e5m2", "per_channel", dynamic=True)])
-def test_e5m2(make_layer, quant, act):
+def test_e5m2(allocated, quant, act):
     spec = Fp8Spec(TensorQuant("fp8_e5m2", quant), act)
     assert spec.spec_id == f"fp8_e5m2_{quant}"
     assert spec.physical_signature.format == "fp8_e5m2"
     assert spec.physical_signature.storage_dtype == "fp8_e5m2"
-    layer = allocated(make_layer, spec, (3, 5))
+    layer = allocated(spec, (3, 5))
     weight = torch.randn(3, 5).mul(1e4).to(torch.float8_e5m2)
     spec.load_weight(layer, "weight", weight)
     spec.load_weight(layer, "weight_scale", torch.tensor(0.5))
@@ -305,11 +299,11 @@ def test_e5m2(make_layer, quant, act):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
 @pytest.mark.parametrize("shape", [(1, 32), (7, 96), (5, 33), (3, 31)], ids=str)
-def test_micro_scaled(make_layer, shape, dtype):
+def test_micro_scaled(allocated, shape, dtype):
     spec = Fp8Spec(TensorQuant("fp8_e4m3", "block", micro_scaled=True, block_shape=(1, 32)))
     assert spec.spec_id == "mxfp8_block_1_32"
     assert spec.physical_signature.scale_dtype == "fp8_e8m0"
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     assert layer.weight_scale.float().isnan().all()
     weight = codes(*shape)
     exponents = torch.randint(100, 140, (shape[0], math.ceil(shape[1] / 32)), dtype=torch.uint8)
@@ -319,15 +313,15 @@ def test_micro_scaled(make_layer, shape, dtype):
     assert layer.weight_scale.dtype == torch.float8_e8m0fnu
     expected = loop_dequantize(weight, lambda n, k: 2.0 ** (int(exponents[n, k // 32]) - 127))
     assert torch.equal(spec.dequantize_weight(layer), expected)
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     with pytest.raises(QuantConfigError, match=r"is torch\.float32; allowed: torch\.uint8"):
         spec.load_weight(layer, "weight_scale", torch.ones(exponents.shape))
 
 
 @pytest.mark.parametrize("shape", [(7, 20), (4, 8)], ids=str)
-def test_block_scales_of_modelopt(make_layer, shape):
+def test_block_scales_of_modelopt(allocated, shape):
     spec = Fp8Spec(block(4, 8))
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     weight, scale = codes(*shape), scales(math.ceil(shape[0] / 4), math.ceil(shape[1] / 8))
     spec.load_weight(layer, "weight", weight)
     single = scale.numel() == 1

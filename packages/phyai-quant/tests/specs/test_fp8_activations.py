@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from phyai_quant import Granularity, QuantConfigError, TensorQuant
-from phyai_quant.specs.base import AllocationRequest
 from phyai_quant.specs.fp8 import Fp8Spec
 
 E4M3 = torch.float8_e4m3fn
@@ -13,21 +12,15 @@ CHANNEL = TensorQuant("fp8_e4m3", "per_channel")
 TOKEN = TensorQuant("fp8_e4m3", "per_channel", dynamic=True)
 
 
-def allocated(make_layer, spec, shape):
-    layer = make_layer("a.down_proj")
-    spec.allocate(layer, AllocationRequest(shape, torch.bfloat16))
-    return layer
-
-
 def loop_scale(values):
     return max(max(abs(float(v)) for v in values) / 448, 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 7), (5, 9)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_token_activations(make_layer, shape, dtype):
+def test_token_activations(allocated, shape, dtype):
     spec = Fp8Spec(CHANNEL, TOKEN)
-    layer = allocated(make_layer, spec, (4, shape[-1]))
+    layer = allocated(spec, (4, shape[-1]))
     x = torch.randn(shape).to(dtype)
     x.view(-1, shape[-1])[0] = 0
     x.view(-1, shape[-1])[-1] *= 1e4
@@ -43,9 +36,9 @@ def test_token_activations(make_layer, shape, dtype):
     assert view.x.float().isfinite().all()
 
 
-def test_static_activations_saturate(make_layer):
+def test_static_activations_saturate(allocated):
     spec = Fp8Spec(TENSOR, TENSOR)
-    layer = allocated(make_layer, spec, (4, 3))
+    layer = allocated(spec, (4, 3))
     spec.load_weight(layer, "input_scale", torch.tensor(0.5))
     view = spec.quantize_activation(torch.tensor([[1.0, 1e6, -torch.inf]]), layer)
     assert view.x.float().tolist() == [[2.0, 448.0, -448.0]]
@@ -54,10 +47,10 @@ def test_static_activations_saturate(make_layer):
 
 
 @pytest.mark.parametrize("columns", [8, 9, 15])
-def test_group_activations(make_layer, columns):
+def test_group_activations(allocated, columns):
     act = TensorQuant("fp8_e4m3", "block", dynamic=True, block_shape=(1, 4))
     spec = Fp8Spec(TensorQuant("fp8_e4m3", "block", block_shape=(4, 4)), act)
-    layer = allocated(make_layer, spec, (4, columns))
+    layer = allocated(spec, (4, columns))
     x = torch.randn(3, columns * 2)[:, ::2]  # strided input
     view = spec.quantize_activation(x, layer)
     assert view.x_scale.shape == (3, math.ceil(columns / 4))
@@ -70,9 +63,9 @@ def test_group_activations(make_layer, columns):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_dynamic_tensor_activations(make_layer, rows):
+def test_dynamic_tensor_activations(allocated, rows):
     spec = Fp8Spec(TENSOR, TensorQuant("fp8_e4m3", "per_tensor", dynamic=True))
-    layer = allocated(make_layer, spec, (4, 5))
+    layer = allocated(spec, (4, 5))
     x = torch.randn(rows, 5)
     view = spec.quantize_activation(x, layer)
     assert view.x.shape == (rows, 5)
@@ -80,9 +73,9 @@ def test_dynamic_tensor_activations(make_layer, rows):
     assert view.x_scale.tolist() == pytest.approx([expected], rel=1e-6)
 
 
-def test_inputs_are_not_changed_and_empty_batches_work(make_layer):
+def test_inputs_are_not_changed_and_empty_batches_work(allocated):
     spec = Fp8Spec(CHANNEL, TOKEN)
-    layer = allocated(make_layer, spec, (4, 5))
+    layer = allocated(spec, (4, 5))
     x = torch.randn(2, 5)
     before = x.clone()
     spec.quantize_activation(x, layer)
@@ -92,9 +85,9 @@ def test_inputs_are_not_changed_and_empty_batches_work(make_layer):
     assert view.x_scale.shape == (0,)
 
 
-def test_weight_only_layers_do_not_quantize_inputs(make_layer):
+def test_weight_only_layers_do_not_quantize_inputs(allocated):
     spec = Fp8Spec(CHANNEL)
-    layer = allocated(make_layer, spec, (4, 5))
+    layer = allocated(spec, (4, 5))
     assert not spec.needs_act_quant
     with pytest.raises(QuantConfigError, match=r"a\.down_proj: fp8_per_channel is weight-only"):
         spec.quantize_activation(torch.zeros(1, 5), layer)
@@ -110,9 +103,9 @@ def test_weight_only_layers_do_not_quantize_inputs(make_layer):
     ],
     ids=TensorQuant.describe,
 )
-def test_fake_quantization_reads_the_codes_back(make_layer, act):
+def test_fake_quantization_reads_the_codes_back(allocated, act):
     spec = Fp8Spec(CHANNEL, act)
-    layer = allocated(make_layer, spec, (4, 9))
+    layer = allocated(spec, (4, 9))
     if not act.dynamic:
         spec.load_weight(layer, "input_scale", torch.tensor(0.01))
     x = torch.randn(2, 3, 9).bfloat16()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from phyai_quant import QuantConfigError, QuantScheme, TensorQuant, materialize
-from phyai_quant.specs.base import AllocationRequest, PhysicalSignature
+from phyai_quant.specs.base import PhysicalSignature
 from phyai_quant.specs.mxfp4 import Mxfp4Spec
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -36,18 +36,12 @@ def loop_dequantize(codes, scale):
     return out
 
 
-def allocated(make_layer, spec, shape, widths=(), ids=(None,)):
-    layer = make_layer("a.down_proj")
-    spec.allocate(layer, AllocationRequest(shape, torch.bfloat16, widths, ids))
-    return layer
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
 @pytest.mark.parametrize("name", ["weight", "weight_packed"])
 @pytest.mark.parametrize("shape", [(1, 32), (7, 96), (33, 64)], ids=str)
-def test_weights_read_back(make_layer, shape, name, dtype):
+def test_weights_read_back(allocated, shape, name, dtype):
     spec = Mxfp4Spec(WEIGHT)
-    layer = allocated(make_layer, spec, shape)
+    layer = allocated(spec, shape)
     assert spec.dequantize_weight(layer).isnan().all()
     codes, scale = packed(*shape), exponents(*shape)
     spec.load_weight(layer, name, codes)
@@ -57,9 +51,9 @@ def test_weights_read_back(make_layer, shape, name, dtype):
     assert torch.equal(spec.dequantize_weight(layer), loop_dequantize(codes, scale))
 
 
-def test_legs_in_any_order_and_views(make_layer):
+def test_legs_in_any_order_and_views(allocated):
     spec = Mxfp4Spec(WEIGHT)
-    layer = allocated(make_layer, spec, (7, 64), (2, 5), (0, 1))
+    layer = allocated(spec, (7, 64), (2, 5), (0, 1))
     codes, scale = packed(7, 64).t().contiguous().t(), exponents(7, 64).t().contiguous().t()
     for shard, rows in ((1, slice(2, 7)), (0, slice(0, 2))):
         spec.load_weight(layer, "weight_scale", scale[rows], shard)
@@ -69,10 +63,10 @@ def test_legs_in_any_order_and_views(make_layer):
 
 
 @pytest.mark.parametrize("act", [mxfp4(dynamic=True), MXFP8, FP8], ids=TensorQuant.describe)
-def test_inputs(make_layer, act):
+def test_inputs(allocated, act):
     spec = Mxfp4Spec(WEIGHT, act)
     assert spec.needs_act_quant
-    layer = allocated(make_layer, spec, (4, 64))
+    layer = allocated(spec, (4, 64))
     if act == FP8:
         assert "a.down_proj.input_scale" in spec.missing_parts(layer)
         spec.load_weight(layer, "input_scale", torch.tensor(0.01))
@@ -85,9 +79,9 @@ def test_inputs(make_layer, act):
     assert 0 < error < (0.2 if act.dtype == "mxfp4" else 0.05)
 
 
-def test_missing_parts_are_an_error(make_layer):
+def test_missing_parts_are_an_error(allocated):
     spec = Mxfp4Spec(WEIGHT)
-    layer = allocated(make_layer, spec, (4, 32), (2, 2), (0, 1))
+    layer = allocated(spec, (4, 32), (2, 2), (0, 1))
     spec.load_weight(layer, "weight_packed", packed(2, 32), 0)
     spec.load_weight(layer, "weight_scale", exponents(2, 32), 0)
     missing = ["a.down_proj.weight[1]", "a.down_proj.weight_scale[1]"]
@@ -109,27 +103,27 @@ def test_missing_parts_are_an_error(make_layer):
         ("weight_scale_2", torch.tensor(1.0), "cannot use checkpoint tensor 'weight_scale_2'"),
     ],
 )
-def test_bad_tensors_name_the_layer(make_layer, name, value, text):
+def test_bad_tensors_name_the_layer(allocated, name, value, text):
     spec = Mxfp4Spec(WEIGHT)
-    layer = allocated(make_layer, spec, (4, 64))
+    layer = allocated(spec, (4, 64))
     with pytest.raises(QuantConfigError, match=rf"a\.down_proj: .*{text}"):
         spec.load_weight(layer, name, value)
 
 
-def test_tensors_given_twice_are_refused(make_layer):
+def test_tensors_given_twice_are_refused(allocated):
     spec = Mxfp4Spec(WEIGHT)
-    layer = allocated(make_layer, spec, (4, 64))
+    layer = allocated(spec, (4, 64))
     spec.load_weight(layer, "weight", packed(4, 64))
     with pytest.raises(QuantConfigError, match="weight is loaded twice, now as 'weight_packed'"):
         spec.load_weight(layer, "weight_packed", packed(4, 64))
 
 
 @pytest.mark.parametrize("columns", [16, 31, 48])
-def test_widths_that_blocks_do_not_cover(make_layer, columns):
+def test_widths_that_blocks_do_not_cover(allocated, columns):
     with pytest.raises(
         QuantConfigError, match=f"K = {columns} is not divisible by the block of 32"
     ):
-        allocated(make_layer, Mxfp4Spec(WEIGHT), (4, columns))
+        allocated(Mxfp4Spec(WEIGHT), (4, columns))
 
 
 @pytest.mark.parametrize("sm", [None, 120])
