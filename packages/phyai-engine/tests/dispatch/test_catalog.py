@@ -65,7 +65,7 @@ def test_version_follows_registration(empty):
 
 
 def test_operations_and_references(catalog):
-    assert len(OP_MODULES) == 18
+    assert len(OP_MODULES) == 19
     assert set(catalog.ops()) == {
         "activated_product",
         "activation",
@@ -79,6 +79,7 @@ def test_operations_and_references(catalog):
         "channel_l2_norm",
         "decoder_layers",
         "embedding",
+        "flow_velocity",
         "gated_product",
         "gemm",
         "join_heads",

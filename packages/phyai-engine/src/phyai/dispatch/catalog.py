@@ -23,6 +23,7 @@ OP_MODULES = (
     "conv",
     "decoder_layers",
     "embedding",
+    "flow_velocity",
     "gated_product",
     "gemm",
     "join_heads",

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from phyai.models.pi05.heads import time_embedding
 from phyai.models.pi05.savings import Savings
+from phyai.models.pi05.stream import Stream
 
 FAMILIES = ("pi05", "pi0")
 GROUP = "mixed_cameras"
@@ -75,6 +76,27 @@ def test_first_velocity(golden, load_model, family):
     # One Euler step of length one: the actions are the noise minus the velocity at t = 1.
     actions = model.sample_actions(inputs, noise=noise, num_steps=1)
     assert_close(noise - actions, case.stage("first_velocity"), atol=1e-5, rtol=0)
+
+
+def test_first_velocity_of_an_expert_that_leaves_nothing_to_add(golden, load_model, monkeypatch):
+    """As fused layers do; norm and action head are then one operation."""
+    case, model = golden("pi05"), load_model("pi05")
+    forward = model.expert.forward
+
+    def whole(*arguments):
+        stream = forward(*arguments)
+        return Stream(stream.residual + stream.gate * stream.update)
+
+    monkeypatch.setattr(model.expert, "forward", whole)
+    noise = case.noise(GROUP)
+    actions = model.sample_actions(case.inputs(GROUP), noise=noise, num_steps=1)
+    assert_close(noise - actions, case.stage("first_velocity"), atol=1e-5, rtol=0)
+    (trace,) = model._velocity_site.traces()
+    assert (trace.op, trace.selected) == ("flow_velocity", "layers.flow_velocity")
+    facts = trace.as_dict()["facts"]
+    width, actions = model.config.expert.width, model.config.max_action_dim
+    assert (facts["shape.hidden"], facts["shape.actions"]) == (width, actions)
+    assert facts["attrs.shared_modulation"] is True
 
 
 @pytest.mark.parametrize("width", [16, 32, 1024])

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import Embedding, Linear, RotaryEmbedding
+from phyai.dispatch import CallSite
+from phyai.layers import AdaRMSNorm, Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
 from phyai.models.pi05.decoder import Decoder
@@ -96,6 +97,11 @@ class PI05Model(nn.Module):
         self.key_rope: RotaryEmbedding = self._rope(language.kv_heads)
         self.expert_rope: RotaryEmbedding = self._rope(expert.heads)
         self._modulations: dict[int, list[StepModulation]] = {}
+        self._velocity_site = CallSite(
+            "flow_velocity",
+            role="head",
+            dims={"hidden": expert.width, "actions": config.max_action_dim},
+        )
 
     def _rope(self, heads: int) -> RotaryEmbedding:
         config = self.config
@@ -219,8 +225,24 @@ class PI05Model(nn.Module):
         """Returns the flow's velocity [B, chunk, A] in fp32 at the noisy ``actions``."""
         x = self.suffix_tokens(actions, state, step)
         stream = self.expert(x, place, step.layers, step.final, step.constants)
+        norm = self.expert.norm
+        if isinstance(norm, AdaRMSNorm) and stream.update is None:
+            assert step.final is not None, "an adaptive norm needs a modulation"
+            found = self._velocity_of(norm, stream.residual, step.final)
+            return found.view(actions.shape)
         x = self.expert.final_norm(stream, step.final).view(actions.shape[0], -1, x.shape[1])
         return self.action_out_proj(x[:, -self.config.chunk_size :].float())
+
+    def _velocity_of(self, norm: AdaRMSNorm, x: Tensor, modulation: Tensor) -> Tensor:
+        projection = self.action_out_proj
+        selection = self._velocity_site.select(
+            device=x.device,
+            dtype={"input": x.dtype, "weight": projection.params_dtype},
+            quant=projection.spec.physical_signature,
+            dims={"tokens": x.shape[0]},
+            attrs={"shared_modulation": modulation.shape[0] == 1},
+        )
+        return selection.execute(norm, projection, x, modulation)
 
     def step_modulations(self, num_steps: int | None = None) -> list[StepModulation]:
         """Returns what each Euler step needs from its time; one entry per step.
@@ -259,7 +281,7 @@ class PI05Model(nn.Module):
             if guidance is not None:
                 time = 1.0 - index / len(steps)
                 velocity = guidance.correct(velocity, actions, time)
-            actions = actions - velocity / len(steps)
+            actions = actions.sub(velocity, alpha=1.0 / len(steps))
         return actions
 
     @torch.inference_mode()
