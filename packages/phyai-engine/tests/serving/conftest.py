@@ -17,8 +17,8 @@ from phyai.engine import ActionChunk
 from phyai.serving import PolicyConfig, PolicyServer, ServeConfig, ServerConfig, built_in_adapter
 from phyai.serving.launch import running_server
 from phyai.serving.loading import LoadedPolicy
-from phyai.serving.local import make_batcher
 from phyai.serving.runner import Runner
+from phyai.serving.runner_setup import make_batcher
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 REACH = REPOSITORY / "examples" / "pi05" / "reach" / "checkpoint"

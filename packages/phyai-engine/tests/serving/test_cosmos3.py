@@ -27,9 +27,9 @@ from phyai.serving import (
 )
 from phyai.serving.jobs import Job
 from phyai.serving.loading import LoadedPolicy, load_policy
-from phyai.serving.local import make_batcher
-from phyai.serving.replica import config_from_json, config_to_json
+from phyai.serving.replica_main import config_from_json, config_to_json
 from phyai.serving.runner import Runner
+from phyai.serving.runner_setup import make_batcher
 
 from .conftest import REACH, Running
 

@@ -109,7 +109,7 @@ class FakeReplica:
         self.release = asyncio.Event()
 
     async def ask(self, job):
-        from phyai.serving.process import ReplicaDiedError
+        from phyai.serving.replica import ReplicaDiedError
 
         self.ongoing += 1
         await self.release.wait()

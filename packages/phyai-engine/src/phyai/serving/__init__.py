@@ -17,9 +17,9 @@ from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig, read_c
 from phyai.serving.jobs import EngineFailureError, OverloadedError, RequestError
 from phyai.serving.launch import running_server
 from phyai.serving.pool import ReplicaPool
-from phyai.serving.process import ReplicaError
 from phyai.serving.recording import RecordingError, read_recording
 from phyai.serving.replay import compare, replay
+from phyai.serving.replica import ReplicaError
 from phyai.serving.server import PolicyServer
 
 __all__ = [

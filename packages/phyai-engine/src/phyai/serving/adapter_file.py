@@ -4,8 +4,8 @@ from pathlib import Path
 
 from phyai.dispatch.policy_yaml import Document, read_document
 from phyai.serving.adapters import PROMPT_KEYS, Adapter
-from phyai.serving.reader import Section
 from phyai.serving.vectors import ActionPart, StatePart
+from phyai.serving.yaml_section import Section
 
 SCHEMA = "phyai.adapter/v1"
 _KEYS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from phyai.dispatch.policy_yaml import Document, read_document
 from phyai.engine_config import PARAMS_DTYPES, ParallelConfig
 from phyai.models.families import detect_family
-from phyai.serving.reader import Section
+from phyai.serving.yaml_section import Section
 
 DEFAULT_PORT = 8000
 _TOP = ("plugin", "plugin_args", "config", "kernel_policy", "adapter", "server")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from phyai.serving.process import ReplicaError
+from phyai.serving.replica import ReplicaError
 
 # A client that is connected has read these; a policy that differs in them would surprise it.
 _FIXED = ("action_dim", "action_horizon", "image_keys", "state_dim", "state_keys")

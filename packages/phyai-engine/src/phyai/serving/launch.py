@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from phyai.serving.batching import Backend
 from phyai.serving.config import PolicyConfig, ServeConfig
-from phyai.serving.local import load_runner, make_batcher
 from phyai.serving.logs import event
 from phyai.serving.pool import ReplicaPool
+from phyai.serving.runner_setup import load_runner, make_batcher
 from phyai.serving.server import PolicyServer
 
 

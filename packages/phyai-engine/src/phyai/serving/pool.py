@@ -12,7 +12,7 @@ from phyai.serving.config import PolicyConfig, ServeConfig
 from phyai.serving.fit import check_fit
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError
 from phyai.serving.logs import event
-from phyai.serving.process import Replica, ReplicaDiedError, ReplicaError
+from phyai.serving.replica import Replica, ReplicaDiedError, ReplicaError
 
 _ATTEMPTS = 3
 _HEALTH_EVERY_S = 2.0

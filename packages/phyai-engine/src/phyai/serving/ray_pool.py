@@ -24,10 +24,10 @@ from phyai.serving.config import PolicyConfig, ServeConfig
 from phyai.serving.fit import check_fit
 from phyai.serving.framing import INNER_LIMITS
 from phyai.serving.jobs import Answer, EngineFailureError, Job, OverloadedError
-from phyai.serving.local import load_runner, make_batcher
 from phyai.serving.logs import event
-from phyai.serving.process import ReplicaError
-from phyai.serving.replica import answer_of, config_from_json, config_to_json, reply_to
+from phyai.serving.replica import ReplicaError
+from phyai.serving.replica_main import answer_of, config_from_json, config_to_json, reply_to
+from phyai.serving.runner_setup import load_runner, make_batcher
 
 APPLICATION = "phyai"
 DEPLOYMENT = "PolicyReplica"

@@ -1,117 +1,180 @@
-"""A process that computes for a server.
-
-It reads its configuration as one JSON line from standard input and talks over a socket that
-it inherits, whose number is its argument. It ends when the server does.
-"""
+"""The server's side of one replica."""
 
 import asyncio
 import contextlib
-import json
+import itertools
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from phyai.engine_config import ParallelConfig
-from phyai.serving.batching import Batcher
-from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig
+from phyai.client.errors import CodecError
+from phyai.serving.config import ServeConfig
 from phyai.serving.framing import read_message, write_message
-from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
-from phyai.serving.local import load_runner, make_batcher
-from phyai.serving.logs import event, log_as_json
-from phyai.serving.runner import Runner
-from phyai.serving.service import is_bad_request
+from phyai.serving.jobs import Answer, Job
+from phyai.serving.logs import event
+from phyai.serving.replica_main import answer_of, config_to_json
 
-_PATHS = ("checkpoint", "stats", "tokenizer", "kernel_policy")
-
-
-def config_to_json(config: ServeConfig) -> str:
-    """Return what a replica needs of a configuration as one line; the API key is not in it."""
-    server = {
-        name: getattr(config.server, name) for name in ("max_batch", "max_queue", "batch_window_ms")
-    }
-    return json.dumps({"policy": asdict(config.policy), "server": server}, default=str)
+_STREAM_LIMIT = 2**20
+_PROGRAM = "import sys; from phyai.serving.replica_main import main; sys.exit(main(sys.argv))"
 
 
-def config_from_json(text: str) -> ServeConfig:
-    """Return the configuration that `config_to_json` wrote."""
-    document = json.loads(text)
-    policy = document["policy"]
-    paths = {name: Path(policy[name]) for name in _PATHS if policy[name] is not None}
-    parallel = ParallelConfig(**policy["parallel"])
-    settled = PolicyConfig(**policy | paths | {"parallel": parallel})
-    return ServeConfig(settled, ServerConfig(**document["server"]))
+class ReplicaError(RuntimeError):
+    """A replica could not start."""
 
 
-def main(argv: list[str]) -> int:
-    """Load the policy and compute until the server closes the socket."""
-    # What this process starts must not keep the socket open after it.
-    descriptor = int(argv[1])
-    os.set_inheritable(descriptor, False)
-    channel = socket.socket(fileno=descriptor)
-    log_as_json()
-    config = config_from_json(sys.stdin.readline())
-    runner, problem = None, ""
-    try:
-        runner = load_runner(config)
-    except Exception as error:
-        event("replica can not start", level=40, error=str(error))
-        problem = f"{type(error).__name__}: {error}"
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_compute(channel, runner, config.server, problem))
-    return 0 if runner is not None else 1
+class ReplicaDiedError(RuntimeError):
+    """A replica ended before it answered."""
 
 
-async def _compute(
-    channel: socket.socket, runner: Runner | None, config: ServerConfig, problem: str
-) -> None:
-    reader, writer = await asyncio.open_connection(sock=channel)
-    if runner is None:
-        write_message(writer, {"failed": problem})
-        await writer.drain()
-        return
-    # Requests gather while the engine computes; which clients could send more, the server knows.
-    batcher = make_batcher(runner, config, lambda: 0)
-    write_message(writer, {"ready": runner.metadata()})
-    tasks: set[asyncio.Task[None]] = set()
-    while (message := await read_message(reader)) is not None:
-        task = asyncio.create_task(_answer(batcher, writer, message))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    await batcher.close()
+class Replica:
+    """One process and the jobs it holds. Make it with `Replica.start`.
 
-
-async def _answer(
-    batcher: Batcher, writer: asyncio.StreamWriter, message: Mapping[str, Any]
-) -> None:
-    reply = await reply_to(batcher, message) if "job" in message else {}
-    write_message(writer, {"id": message["id"], **reply})
-    with contextlib.suppress(ConnectionError):
-        await writer.drain()
-
-
-async def reply_to(batcher: Batcher, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a message's ``job``, or its error, as plain values for the codec."""
-    try:
-        return {"answer": (await batcher.submit(Job.from_wire(message["job"]))).to_wire()}
-    except Exception as error:
-        trace = error.trace if isinstance(error, EngineFailureError) else ""
-        return {"error": {"bad": is_bad_request(error), "text": str(error), "trace": trace}}
-
-
-def answer_of(reply: Mapping[str, Any], index: int) -> Answer:
-    """Return the answer of replica `index` that `reply_to` made into values of the codec.
-
-    Raises:
-        RequestError: The job is unusable.
-        EngineFailureError: The engine failed.
+    Attributes:
+        index: Position among the replicas.
+        metadata: Of its policy.
+        died: Set when the process or its socket is gone.
+        accepting: Whether it gets new jobs.
     """
-    error = reply.get("error")
-    if error is None:
-        return Answer.from_wire(reply["answer"], index)
-    if error["bad"]:
-        raise RequestError(error["text"])
-    raise EngineFailureError(error["text"], error["trace"])
+
+    def __init__(
+        self,
+        index: int,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.index = index
+        self.process = process
+        self.metadata: dict[str, Any] = {}
+        self.died: asyncio.Event = asyncio.Event()
+        self.accepting: bool = True
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count()
+        self._pending: dict[int, tuple[asyncio.Future[dict[str, Any]], float]] = {}
+        self._listener: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, index: int, config: ServeConfig, environment: Mapping[str, str]) -> Self:
+        """Start a process and wait until its policy is warm.
+
+        Args:
+            index: Position among the replicas.
+            config: Policy and batching.
+            environment: Variables of the process besides those of this one.
+
+        Raises:
+            ReplicaError: The policy can not be loaded, or the process ended.
+        """
+        ours, theirs = socket.socketpair()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _PROGRAM, str(theirs.fileno())),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_STREAM_LIMIT)
+        replica = cls(index, process, reader, writer)
+        try:
+            await replica._greet(config)
+        except BaseException:
+            await replica.kill()
+            raise
+        return replica
+
+    async def _greet(self, config: ServeConfig) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.write(config_to_json(config).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):
+                await self.process.stdin.drain()
+        hello = await read_message(self._reader)
+        if hello is None:
+            status = await self.process.wait()
+            raise ReplicaError(f"replica {self.index} ended with status {status} while it loaded")
+        if "failed" in hello:
+            raise ReplicaError(f"replica {self.index}: {hello['failed']}")
+        self.metadata = hello["ready"]
+        self._listener = asyncio.create_task(self._listen())
+        event("replica ready", replica=self.index, pid=self.process.pid)
+
+    @property
+    def ongoing(self) -> int:
+        """Jobs that it holds."""
+        return len(self._pending)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest job, also of one whose client gave up."""
+        now = time.monotonic()
+        return max((now - since for _, since in self._pending.values()), default=0.0)
+
+    async def ask(self, job: Job) -> Answer:
+        """Compute one job.
+
+        Raises:
+            ReplicaDiedError: The process ended first.
+            RequestError: The job is unusable.
+            EngineFailureError: The engine failed.
+        """
+        return answer_of(await self._send({"job": job.to_wire()}), self.index)
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Return whether the process answers in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send({})
+        except (TimeoutError, ReplicaDiedError):
+            return False
+        return True
+
+    async def kill(self) -> None:
+        """End the process now."""
+        self.accepting = False
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        self._writer.close()
+        if self._listener is not None:
+            await self._listener
+        self._fail()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new jobs, let the others end, then end the process."""
+        self.accepting = False
+        deadline = time.monotonic() + timeout_s
+        while self._pending and not self.died.is_set() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await self.kill()
+
+    async def _send(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if self.died.is_set():
+            raise ReplicaDiedError(f"replica {self.index} has ended")
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending[number] = (future, time.monotonic())
+        write_message(self._writer, {"id": number, **message})
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        return await future
+
+    async def _listen(self) -> None:
+        try:
+            while (message := await read_message(self._reader)) is not None:
+                future, _ = self._pending.pop(message["id"])
+                if not future.done():
+                    future.set_result(message)
+        except (CodecError, KeyError, OSError) as error:
+            event("replica talks nonsense", level=40, replica=self.index, error=str(error))
+        self._fail()
+
+    def _fail(self) -> None:
+        self.accepting = False
+        self.died.set()
+        for future, _ in self._pending.values():
+            if not future.done():
+                future.set_exception(ReplicaDiedError(f"replica {self.index} has ended"))
+        self._pending.clear()
