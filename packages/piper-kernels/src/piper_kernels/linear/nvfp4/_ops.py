@@ -8,6 +8,7 @@ operator executes. Block scales are swizzled unless an operator says otherwise.
 import torch
 from torch import Tensor
 
+from piper_kernels.linear._operators import fake_of, operator
 from piper_kernels.linear.nvfp4._backend import select_linear_backend
 from piper_kernels.linear.nvfp4._contract import (
     prepared_shapes,
@@ -53,7 +54,7 @@ def fake_prepared(
     )
 
 
-@torch.library.custom_op("piper_kernels::nvfp4_linear", mutates_args=())
+@operator("nvfp4_linear")
 def linear(
     input: Tensor,  # noqa: A002
     weight_qdata: Tensor,
@@ -71,7 +72,7 @@ def linear(
     return backend.linear(input, *operands, bias, dynamic_activation_scale, high_first)
 
 
-@linear.register_fake
+@fake_of("nvfp4_linear")
 def _(
     input: Tensor,  # noqa: A002
     weight_qdata: Tensor,
@@ -86,7 +87,7 @@ def _(
     return input.new_empty((*input.shape[:-1], check_linear(input, *operands, bias)))
 
 
-@torch.library.custom_op("piper_kernels::nvfp4_prepare_input", mutates_args=())
+@operator("nvfp4_prepare_input")
 def prepare_input(
     input: Tensor,  # noqa: A002
     activation_per_tensor_scale: Tensor | None,
@@ -102,7 +103,7 @@ def prepare_input(
     )
 
 
-@prepare_input.register_fake
+@fake_of("nvfp4_prepare_input")
 def _(
     input: Tensor,  # noqa: A002
     activation_per_tensor_scale: Tensor | None,
@@ -132,7 +133,7 @@ def _check_prepared(
     )
 
 
-@torch.library.custom_op("piper_kernels::nvfp4_linear_prepared", mutates_args=())
+@operator("nvfp4_linear_prepared")
 def linear_prepared(
     input_qdata: Tensor,
     input_scale: Tensor,
@@ -154,7 +155,7 @@ def linear_prepared(
     return backend.linear_prepared(*prepared, *weight, bias, logical_dtype)
 
 
-@linear_prepared.register_fake
+@fake_of("nvfp4_linear_prepared")
 def _(
     input_qdata: Tensor,
     input_scale: Tensor,
@@ -193,7 +194,7 @@ def _check_weight_only(
     )
 
 
-@torch.library.custom_op("piper_kernels::nvfp4_weight_only_linear", mutates_args=())
+@operator("nvfp4_weight_only_linear")
 def weight_only_linear(
     input: Tensor,  # noqa: A002
     weight_qdata: Tensor,
@@ -215,7 +216,7 @@ def weight_only_linear(
     return backend.weight_only_linear(input, *weight, bias, group_size, swizzled, high_first)
 
 
-@weight_only_linear.register_fake
+@fake_of("nvfp4_weight_only_linear")
 def _(
     input: Tensor,  # noqa: A002
     weight_qdata: Tensor,

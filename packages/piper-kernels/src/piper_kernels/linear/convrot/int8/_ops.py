@@ -1,8 +1,7 @@
 """Custom operators of ConvRot INT8 linear.
 
 They keep eager calls, traced graphs and compiler rewrites on one set of graph nodes. The
-backend is resolved when an operator executes; fakes compute shapes only. The operators are
-defined without the layers of ``torch.library.custom_op``, which cost the host 6 µs a call.
+backend is resolved when an operator executes; fakes compute shapes only.
 """
 
 from collections.abc import Callable
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
+from piper_kernels.linear._operators import fake_of, operator
 from piper_kernels.linear.convrot.int8._backend import select_linear_backend
-
-_LIBRARY = torch.library.Library("piper_kernels", "FRAGMENT")
 
 
 def _linear(
@@ -108,11 +106,9 @@ def _fake_dequantized_input_mean(
 def _define(function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """Register an operator on all devices and return what calls it."""
     name = f"convrot_int8{function.__name__}"
-    schema = torch.library.infer_schema(function, mutates_args=())
-    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"piper_kernels::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.piper_kernels, name).default
+    call = operator(name)(function)
+    fake_of(name)(fake)
+    return call
 
 
 linear = _define(_linear, _fake_linear)

@@ -3,16 +3,16 @@
 Like those of ``linear.nvfp4`` they run on every device and check metadata, in fakes too.
 """
 
-import torch
 from torch import Tensor
 
+from piper_kernels.linear._operators import fake_of, operator
 from piper_kernels.linear.nvfp4._backend import select_linear_backend
 from piper_kernels.linear.nvfp4._contract import prepared_shapes, validate_level
 from piper_kernels.linear.nvfp4._ops import check_linear, fake_prepared
 from piper_kernels.weights.convrot._rotation import require_group_size
 
 
-@torch.library.custom_op("piper_kernels::convrot_nvfp4_linear", mutates_args=())
+@operator("convrot_nvfp4_linear")
 def linear(
     input: Tensor,  # noqa: A002  # the name of F.linear
     weight_qdata: Tensor,
@@ -34,7 +34,7 @@ def linear(
     )
 
 
-@linear.register_fake
+@fake_of("convrot_nvfp4_linear")
 def _(
     input: Tensor,  # noqa: A002
     weight_qdata: Tensor,
@@ -52,7 +52,7 @@ def _(
     return input.new_empty((*input.shape[:-1], outputs))
 
 
-@torch.library.custom_op("piper_kernels::convrot_nvfp4_prepare_input", mutates_args=())
+@operator("convrot_nvfp4_prepare_input")
 def prepare_input(
     input: Tensor,  # noqa: A002
     activation_per_tensor_scale: Tensor | None,
@@ -75,7 +75,7 @@ def prepare_input(
     )
 
 
-@prepare_input.register_fake
+@fake_of("convrot_nvfp4_prepare_input")
 def _(
     input: Tensor,  # noqa: A002
     activation_per_tensor_scale: Tensor | None,
