@@ -184,27 +184,39 @@ class Tile:
         return cls(at, scores, scale, largest, scaled, log.expand_as(largest), visible)
 
 
-def encode(o, tile, score, log, sign):
-    """Return the codes of probabilities at a coordinate, and the sums of rows."""
-    start = (tile.scaled - score) - log
-    if not o.is_fp8 and o.multiplier is None:
-        start = start + (tile.log + LOG2_254)
-    x, most = tile.scores + MAGIC, tile.largest + MAGIC
+def half_codes(p, factor, sign):
+    """Return ``p * factor - 127 * sign`` rounded as FP16 numbers near 1536 are."""
+    wide = p.half().double() * factor.half().double() + (1536 - 127 * sign)
+    return wide.round() - 1536
+
+
+def encode(o, tile, score, log, sign, exact):
+    """Return the codes of probabilities at a coordinate, and the sums of rows.
+
+    ``exact`` rows take the scales of the keys that they see instead of the one of their tile.
+    """
+    scaled = ~exact & (not o.is_fp8)
     steep = o.query_scale.amax() * o.key_scale.amax() > MAX_STEP
-    start = torch.where(steep, start, fma(-most.float(), tile.scale, start))
-    exponent = fma(torch.where(steep, x - most, x), tile.scale, start)
+    added = torch.where(scaled, tile.log, 0.0)
+    if steep:
+        start = (tile.scaled - score) + (added - log)
+        exponent = fma(tile.scores - tile.largest, tile.scale, start)
+    else:
+        start = fma(torch.tensor(-MAGIC), tile.scale, added - (score + log))
+        exponent = fma(tile.scores + MAGIC, tile.scale, start)
     p = torch.where(tile.visible, torch.exp2(exponent), 0.0)
     if o.is_fp8:
         return p.clamp(max=448).to(torch.float8_e4m3fn).double(), p.sum(-1, keepdim=True)
-    factor = torch.full((), sign)
-    if o.multiplier is not None:
-        factor = o.multiplier_of(tile.at) * (sign * (254 / 255))
+    if o.multiplier is None:
+        codes = half_codes(p, torch.tensor(254.0 * sign), sign)
+        unit = torch.exp2(-LOG2_254 - tile.log)
+        return codes, (codes * sign + 127).sum(-1, keepdim=True).float() * unit
+    factor = o.multiplier_of(tile.at) * (sign * (254 / 255))
     biased = fma(p, factor, torch.tensor(MAGIC - 127 * sign))
     codes = (biased.contiguous().view(torch.int32) << 24 >> 24).double()
-    if o.multiplier is not None:
-        return codes, p.sum(-1, keepdim=True)
-    unit = torch.exp2(-LOG2_254 - tile.log)
-    return codes, (codes * sign + 127).sum(-1, keepdim=True).float() * unit
+    unit = torch.exp2(-tile.log)
+    codes = torch.where(exact, codes, half_codes(p, factor * unit, sign))
+    return codes, p.sum(-1, keepdim=True) * torch.where(exact, 1.0, unit)
 
 
 def attend(storage, queries, keys, *, is_causal=False):
@@ -216,7 +228,9 @@ def attend(storage, queries, keys, *, is_causal=False):
     bias, denominator = torch.zeros(*state, 1), torch.zeros(*state, 1)
     coordinate = torch.full((*state, 1), -math.inf)
     top, offset, top_offset = coordinate, denominator, denominator
+    last_key = (row // 64 * 64 + 63).clamp(max=keys - 1) if is_causal else torch.tensor(keys - 1)
     for pair in range(-(-keys // 128)):
+        exact = (pair == last_key // 128) & (o.multiplier is not None)
         sign = -1.0 if pair % 2 else 1.0
         tiles = [Tile.of(o, tile, keys, is_causal) for tile in (2 * pair, 2 * pair + 1)]
         first, last = tiles
@@ -232,7 +246,7 @@ def attend(storage, queries, keys, *, is_causal=False):
         weight = torch.exp2((coordinate - score) + (offset - log))
         total, product = torch.zeros(*state, 1), torch.zeros(o.query.shape, dtype=torch.float64)
         for tile in tiles:
-            codes, part = encode(o, tile, score, log, sign)
+            codes, part = encode(o, tile, score, log, sign, exact)
             total += part
             product += codes @ o.value[:, :, tile.at]
         before = (output, bias, denominator, coordinate, offset)

@@ -1,6 +1,6 @@
 """The attention loops in Gluon and the coarse residual with the arguments of their launchers."""
 
-from kernel_case import KernelCase, precision
+from kernel_case import KernelCase
 
 _FLOATS = (
     *("q_scale", "k_scale", "v_log_max", "v_vector", "v_multiplier", "v_mean", "coarse"),
@@ -35,14 +35,17 @@ def _dense(head_dim):
 
     for variant in ("full", "causal", "E4M3", "E4M3 causal"):
         fp8, causal = "E4M3" in variant, "causal" in variant
+        plan = launch.choose_plan(head_dim, causal, fp8)
         constants = {
             "CAUSAL": causal,
             "FP8": fp8,
             "PER_KEY": causal and not fp8,
             "HAS_MEAN": not causal and not fp8,
-            "STAGES": launch.STAGES[head_dim],
+            "GROUPS": plan.groups,
+            "AHEAD": plan.ahead,
+            "STAGES": plan.stages,
             "COPY_REGISTERS": launch.COPY_REGISTERS,
-            "ATTEND_REGISTERS": launch.ATTEND_REGISTERS,
+            "ATTEND_REGISTERS": plan.registers,
             "WINDOW": False,
         }
         types = _TYPES | {
@@ -93,15 +96,10 @@ def _routed(head_dim):
 
 
 def coarse_cases():
-    """Yield the kernels of the coarse residual."""
+    """Yield the kernels around the products of the coarse residual."""
     module = "attention.coarse._kernels"
     for minmax in (False, True):
         constants = {"D": 128, "MINMAX": minmax, "HAS_LENGTHS": False}
         variant = "minmax" if minmax else "mean"
         yield KernelCase(module, "summarize_kernel", variant, constants, _TYPES)
     yield KernelCase(module, "gate_kernel", "", {"D": 128, "ROWS": 32}, _TYPES)
-    types = dict.fromkeys(("query", "key", "key_aux", "value_mean", "out"), "*fp32")
-    tile = {"D": 128, "ROWS": 16, "COLUMNS": 32, "DEPTH": 32, "PRECISION": precision}
-    for minmax in (False, True):
-        constants, variant = {"MINMAX": minmax, **tile}, "minmax" if minmax else "mean"
-        yield KernelCase(module, "attend_kernel", variant, constants, types | {"scale": "fp32"})

@@ -13,13 +13,36 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels.attention._sm90_kernels.dense import dense_attention_kernel
 
-QUERY_TILE = 128
 TILE = 64
 PAIR = 128
 WARPS = 4
-STAGES = {64: 8, 128: 4}
 COPY_REGISTERS = 24
-ATTEND_REGISTERS = 240
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a program of dense attention is made.
+
+    Attributes:
+        groups: Warpgroups, each with 64 queries.
+        ahead: Whether they start the scores of the next pair before a pair is finished.
+        stages: Slots of the ring, each with a pair of key tiles.
+        registers: Of a thread of a warpgroup.
+    """
+
+    groups: int
+    ahead: bool
+    stages: int
+    registers: int
+
+
+def choose_plan(head_dim: int, is_causal: bool, is_fp8: bool) -> Plan:
+    """Return the plan of a call, as measured on an H200."""
+    stages = 8 if head_dim == 64 else 4
+    if is_fp8 or (head_dim == 64 and not is_causal):
+        # Little is kept of a pair: three warpgroups have registers enough to take turns.
+        return Plan(groups=3, ahead=False, stages=max(stages, 5), registers=160)
+    return Plan(groups=2, ahead=True, stages=stages, registers=240)
 
 
 @dataclass(frozen=True)
@@ -76,6 +99,27 @@ def descriptor(tensor: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, list(block), layout)
 
 
+def _operands(o: DenseOperands) -> tuple[TensorDescriptor | Tensor, ...]:
+    """Return descriptors and pointers of the kernel in its order."""
+    head_dim, stored_keys, scales = o.query_codes.shape[3], o.key_codes.shape[2], o.scales
+    # Stand-ins of what there is not are not read; those of descriptors must be aligned, which
+    # the scales of a single sequence need not be.
+    multiplier = None if scales is None else scales.multiplier
+    multiplier = o.key_codes.view(torch.float32) if multiplier is None else multiplier
+    sums = o.key_codes.view(torch.int32) if scales is None else scales.sums
+    return (
+        descriptor(o.query_codes.view(-1, head_dim), TILE, head_dim),
+        descriptor(o.key_codes.view(-1, head_dim), PAIR, head_dim),
+        descriptor(o.value_codes.view(-1, stored_keys), head_dim, TILE),
+        descriptor(multiplier.view(-1), PAIR),
+        descriptor(sums.view(-1), head_dim),
+        o.query_scale,
+        o.key_scale,
+        o.key_scale if scales is None else scales.log_max,
+        o.key_scale if o.value_vector is None else o.value_vector,
+    )
+
+
 def attend(
     operands: DenseOperands,
     queries: int,
@@ -106,25 +150,12 @@ def attend(
         out = o.query_scale.new_empty((batch, heads, queries, head_dim), dtype=dtype)
     if out.numel() == 0:
         return out
-    tiles = -(-queries // QUERY_TILE)
-    scales, vector = o.scales, o.value_vector
-    per_key = scales is not None and scales.multiplier is not None
-    # Stand-ins of what there is not are not read; those of descriptors must be aligned, which
-    # the scales of a single sequence need not be.
-    multiplier = None if scales is None else scales.multiplier
-    multiplier = o.key_codes.view(torch.float32) if multiplier is None else multiplier
-    sums = o.key_codes.view(torch.int32) if scales is None else scales.sums
+    plan = choose_plan(head_dim, is_causal, o.scales is None)
+    tiles = -(-queries // (plan.groups * TILE))
+    scales = o.scales
     with launch_guard(out.device):
         dense_attention_kernel[(batch * heads * tiles,)](
-            descriptor(o.query_codes.view(-1, head_dim), TILE, head_dim),
-            descriptor(o.key_codes.view(-1, head_dim), PAIR, head_dim),
-            descriptor(o.value_codes.view(-1, stored_keys), head_dim, TILE),
-            descriptor(multiplier.view(-1), PAIR),
-            descriptor(sums.view(-1), head_dim),
-            o.query_scale,
-            o.key_scale,
-            o.key_scale if scales is None else scales.log_max,
-            o.key_scale if vector is None else vector,
+            *_operands(o),
             out,
             tiles,
             queries,
@@ -136,11 +167,13 @@ def attend(
             *out.stride()[1:3],
             CAUSAL=is_causal,
             FP8=scales is None,
-            PER_KEY=per_key,
-            HAS_MEAN=scales is not None and vector is not None,
-            STAGES=STAGES[head_dim],
+            PER_KEY=scales is not None and scales.multiplier is not None,
+            HAS_MEAN=scales is not None and o.value_vector is not None,
+            GROUPS=plan.groups,
+            AHEAD=plan.ahead,
+            STAGES=plan.stages,
             COPY_REGISTERS=COPY_REGISTERS,
-            ATTEND_REGISTERS=ATTEND_REGISTERS,
+            ATTEND_REGISTERS=plan.registers,
             WINDOW=window,
             num_warps=WARPS,
         )

@@ -6,7 +6,7 @@ softmax. Importing needs a Triton with Gluon's Hopper API.
 
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
 # pyright: reportArgumentType=false, reportMissingImports=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportAssignmentType=false
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -39,6 +39,35 @@ _PACK_FP8 = gl.constexpr("""
     cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
     mov.b32 $0, {low, high};
 }
+""")
+# Low bytes of FP16 numbers 1536 + c are c: the code is 254 times a probability, less 127.
+_PACK_HALF = gl.constexpr("""
+{
+    .reg .b32 low, high;
+    cvt.rn.f16x2.f32 low, $2, $1;
+    cvt.rn.f16x2.f32 high, $4, $3;
+    fma.rn.f16x2 low, low, $5, $9;
+    fma.rn.f16x2 high, high, $5, $9;
+    prmt.b32 $0, low, high, 0x6420;
+}
+""")
+_PACK_SCALED_HALF = gl.constexpr("""
+{
+    .reg .b32 low, high, low_factor, high_factor;
+    cvt.rn.f16x2.f32 low, $2, $1;
+    cvt.rn.f16x2.f32 high, $4, $3;
+    cvt.rn.f16x2.f32 low_factor, $6, $5;
+    cvt.rn.f16x2.f32 high_factor, $8, $7;
+    fma.rn.f16x2 low, low, low_factor, $9;
+    fma.rn.f16x2 high, high, high_factor, $9;
+    prmt.b32 $0, low, high, 0x6420;
+}
+""")
+_SUM_FOUR = gl.constexpr("""
+    dp4a.s32.s32 $0, $4, 0x01010101, 0;
+    mov.b32 $1, 0;
+    mov.b32 $2, 0;
+    mov.b32 $3, 0;
 """)
 
 
@@ -103,6 +132,98 @@ def pack_fp8(x, OPERAND: gl.constexpr):
 
 
 @gluon.jit
+def pack_half_codes(p, sign, OPERAND: gl.constexpr):
+    """Return ``sign * (254 * p - 127)`` of FP32 ``p`` in [0, 1] as int8 left operand.
+
+    Probabilities are rounded to FP16 first, which moves a code by 1/16 at most.
+
+    Args:
+        p: FP32 ``[64, keys]``.
+        sign: 1 or -1.
+        OPERAND: Layout of the result.
+    """
+    p = to_operand_order(p)
+    # Pairs of FP16 numbers: 254 or -254, and 1536 - 127 or 1536 + 127.
+    factor = gl.where(sign > 0, 0x5BF05BF0, 0xDBF0DBF0 - 2**32).to(gl.int32)
+    start = gl.where(sign > 0, 0x65816581, 0x667F667F).to(gl.int32)
+    zeros = gl.full(p.shape, 0, gl.int32, p.type.layout)
+    packed = gl.inline_asm_elementwise(
+        _PACK_HALF, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [p, zeros + factor, zeros + start],
+        dtype=gl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
+    return gl.convert_layout(packed, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def pack_scaled_half_codes(p, factor, sign, OPERAND: gl.constexpr):
+    """Return ``factor * p - 127 * sign`` of FP32 ``p`` in [0, 1] as int8 left operand.
+
+    Both are rounded to FP16 first, which moves a code by 1/8 at most.
+
+    Args:
+        p: FP32 ``[64, keys]``.
+        factor: FP32 ``[keys]``, at most ``254 * sign`` in size and of its sign.
+        sign: 1 or -1.
+        OPERAND: Layout of the result.
+    """
+    factor = to_operand_order(gl.expand_dims(factor, 0) + gl.zeros_like(p))
+    start = gl.where(sign > 0, 0x65816581, 0x667F667F).to(gl.int32)
+    p = to_operand_order(p)
+    start = gl.full(p.shape, 0, gl.int32, p.type.layout) + start
+    packed = gl.inline_asm_elementwise(
+        _PACK_SCALED_HALF, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [p, factor, start], dtype=gl.int8,
+        is_pure=True, pack=4,
+    )  # fmt: skip
+    return gl.convert_layout(packed, OPERAND, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def local_layout():
+    """Return the layout ``[64, 4]`` of one number for each of the four threads of a row."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
+
+
+@gluon.jit
+def per_thread(row):
+    """Return ``[64]`` as ``[64, 1]`` for ``[64, 4]`` in ``local_layout``."""
+    LAYOUT: gl.constexpr = local_layout()
+    return gl.expand_dims(gl.convert_layout(row, gl.SliceLayout(1, LAYOUT), assert_trivial=True), 1)
+
+
+@gluon.jit
+def local_sums(x):
+    """Return ``[64, 4]``: what each of the four threads of a row sums, without shuffles."""
+    x = x.reshape([QUERY_ROWS, x.shape[1] // 8, 4, 2])
+    return gl.sum(gl.sum(x, axis=3), axis=1)
+
+
+@gluon.jit
+def local_maximum(x):
+    """Return ``[64, 4]``: the largest number of a row that each of its four threads holds."""
+    x = x.reshape([QUERY_ROWS, x.shape[1] // 8, 4, 2])
+    return gl.convert_layout(gl.max(gl.max(x, axis=3), axis=1), local_layout(), assert_trivial=True)
+
+
+@gluon.jit
+def sum_packed_codes(codes):
+    """Return int32 ``[64, 4]``: the sums of an int8 left operand that each thread holds."""
+    KEYS: gl.constexpr = codes.shape[1]
+    LAYOUT: gl.constexpr = operand_layout(KEYS)
+    codes = gl.convert_layout(codes, LAYOUT, assert_trivial=True)
+    sums = gl.inline_asm_elementwise(
+        _SUM_FOUR, "=r,=r,=r,=r,r", [codes], dtype=gl.int32, is_pure=True, pack=4
+    )
+    sums = sums.reshape([QUERY_ROWS, KEYS // 16, 4, 4])
+    return gl.sum(gl.sum(sums, axis=3), axis=1)
+
+
+@gluon.jit
 def visible_keys(rows, first_key, keys, LAYOUT: gl.constexpr, CAUSAL: gl.constexpr):
     """Return which of the 64 keys from ``first_key`` the queries at ``rows`` see."""
     key = first_key + gl.arange(0, TILE_KEYS, layout=gl.SliceLayout(0, LAYOUT))
@@ -119,10 +240,22 @@ def hide_scores(scores, visible):
 
 
 @gluon.jit
+def rounded_product(a, b):
+    """Return ``a * b`` of FP32 numbers, rounded: never a part of a fused multiply-add.
+
+    Where a score is compared with itself, the rounding error that a fused operation keeps would
+    be the exponent of a probability: hundreds, for scores of billions.
+    """
+    return gl.inline_asm_elementwise(
+        "mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def row_maximum(scores, scale, MASKED: gl.constexpr):
     """Return the largest int32 score of rows, and it times ``scale`` (-inf if all are hidden)."""
     largest = gl.max(scores, axis=1)
-    scaled = largest.to(gl.float32) * scale
+    scaled = rounded_product(largest.to(gl.float32), scale)
     if MASKED:
         scaled = gl.where(largest == HIDDEN, float("-inf"), scaled)
     return largest, scaled
@@ -147,7 +280,7 @@ def biased_maximum(scores, scale, MASKED: gl.constexpr):
         MASKED: Whether there may be rows without a visible key, whose result is -inf.
     """
     largest = gl.max(scores, axis=1)
-    scaled = (largest.to(gl.float32, bitcast=True) - MAGIC) * scale
+    scaled = rounded_product(largest.to(gl.float32, bitcast=True) - MAGIC, scale)
     if MASKED:
         scaled = gl.where(largest == HIDDEN, float("-inf"), scaled)
     return largest, scaled
