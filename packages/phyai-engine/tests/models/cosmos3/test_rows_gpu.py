@@ -86,7 +86,7 @@ def test_heads_are_normed_rotated_and_stored(heads, kv_heads, variant):
     assert torch.equal(empty, expected[3])
 
 
-def velocities(policy, dtype):
+def velocities(policy, dtype, overlaps=True):
     """Of two layers of Nano's width under a policy, by branch."""
     config = Cosmos3Config(num_hidden_layers=2, vocab_size=512, num_embodiment_domains=9)
     generator = torch.Generator().manual_seed(0)
@@ -95,6 +95,8 @@ def velocities(policy, dtype):
     action = torch.randn(ACTION.rows, config.action_dim, generator=generator).cuda()
     with kernels(policy, "cuda"):
         model = random_transformer(config, params_dtype=dtype, device="cuda", domains=[8])
+        for layer in model.generation.layers:
+            layer.overlaps = overlaps
         texts = [model.prefill(torch.arange(1, count)) for count in (60, 11)]
         return model.velocities(Modalities(video, action), 833, texts, LAYOUT)
 
@@ -110,6 +112,16 @@ def test_velocities_under_every_policy():
                 one, other = (getattr(x, part).double().flatten() for x in (ours, theirs))
                 cosine = float(torch.dot(one, other) / one.norm() / other.norm())
                 assert cosine > bound, (name, part, cosine)
+
+
+@pytest.mark.parametrize("name", ["cosmos3_h200", "cosmos3_h200_fast", "cosmos3_h200_fp8"])
+def test_branches_on_two_streams_equal_those_on_one(name):
+    alone = velocities(POLICIES / f"{name}.yaml", torch.bfloat16, overlaps=False)
+    for _ in range(2):
+        together = velocities(POLICIES / f"{name}.yaml", torch.bfloat16)
+        for ours, theirs in zip(together, alone, strict=True):
+            assert torch.equal(ours.video, theirs.video)
+            assert torch.equal(ours.action, theirs.action)
 
 
 def test_a_request_by_graphs():
