@@ -71,8 +71,14 @@ def _hopper():
     plan = hopper.PAIR
     layout = gl.NVMMASharedLayout.get_default_for([plan.block_m, plan.block_k], gl.int8)
     descriptor = f"tensordesc<i8{[plan.block_m, plan.block_k]},{layout!r}>"
+    angles = f"tensordesc<fp32{hopper.ANGLE_BLOCK},{hopper.angle_layout()!r}>"
     for kind, (name, codes) in enumerate(_KINDS.items()):
-        types = _TYPES | {"codes": codes, "x_desc": descriptor, "w_desc": descriptor}
+        no_angles = {"cos_desc": None, "sin_desc": None} if kind == hopper.VALUES else {}
+        types = (
+            _TYPES
+            | dict.fromkeys(("cos_desc", "sin_desc"), angles)
+            | {"codes": codes, "x_desc": descriptor, "w_desc": descriptor}
+        )
         types |= dict.fromkeys(("x_scale", "w_scale"), "*fp32")
         for head_dim, rotary, summary in ((128, 128, 1), (64, 32, 0)):
             constants = {
@@ -86,8 +92,9 @@ def _hopper():
                 "HAS_BIAS": True,
                 "HAS_WEIGHT": True,
                 "MASKED": bool(summary),
+                "bias_stride": 1,
                 "COPY_REGISTERS": hopper.COPY_REGISTERS,
-            }
+            } | no_angles
             yield KernelCase(
                 "fusions.convrot_int8_sage_qk._hopper_kernel",
                 "hopper_encode_kernel",

@@ -61,8 +61,14 @@ class Block:
     __truediv__, __rtruediv__ = _binary(operator.truediv), _reverse(operator.truediv)
     __floordiv__, __mod__ = _binary(operator.floordiv), _binary(operator.mod)
     __and__, __or__ = _binary(operator.and_), _binary(operator.or_)
+    __xor__ = _binary(operator.xor)
     __lshift__, __rshift__ = _binary(operator.lshift), _binary(operator.rshift)
     __lt__, __ge__ = _binary(operator.lt), _binary(operator.ge)
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return Block(self.data == _raw(other))
 
     def __bool__(self):
         return bool(self.data)
@@ -86,6 +92,35 @@ class Pointer:
 
     def __add__(self, offset):
         return Pointer(self.memory, self.offset + _raw(offset))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Slots of shared memory that hold matrices, or nothing."""
+
+    slots: tuple = ()
+    shape: tuple = (3,)
+
+    def index(self, slot):
+        return self.slots[slot] if self.slots else None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A matrix in shared memory."""
+
+    data: torch.Tensor
+
+    def _reinterpret(self, dtype, shape, layout):
+        assert self.data.dtype == dtype
+        assert list(self.data.shape) == shape
+        return self
+
+    def slice(self, start, length, dim):
+        return Tile(self.data.narrow(dim, start, length))
+
+    def load(self, layout):
+        return Block(self.data)
 
 
 def load(pointer, mask=None, other=0.0):
@@ -113,6 +148,11 @@ def where(condition, x, y):
     return Block(torch.where(_raw(condition), *(torch.as_tensor(_raw(v)) for v in (x, y))))
 
 
+def _copied(code, constraints, operands, **_):
+    assert code == "mov.b32 $0, $1;"
+    return operands[0]
+
+
 def _language():
     dtypes = ("int8", "int16", "int32", "int64", "uint32", "float32", "bfloat16", "float16")
     return SimpleNamespace(
@@ -122,10 +162,12 @@ def _language():
         SliceLayout=lambda *_: None,
         BlockedLayout=lambda *_: None,
         arange=lambda start, stop, layout: Block(torch.arange(start, stop, dtype=torch.int32)),
+        cdiv=lambda x, y: (x + (y - 1)) // y,
         minimum=lambda x, y: Block(torch.minimum(*(torch.as_tensor(_raw(v)) for v in (x, y)))),
         load=load,
         store=store,
         where=where,
+        inline_asm_elementwise=_copied,
         reshape=lambda x, shape: Block(x.data.reshape(shape)),
         permute=lambda x, order: Block(x.data.permute(order)),
         split=lambda x: tuple(map(Block, x.data.unbind(-1))),
@@ -160,7 +202,10 @@ class Emulation:
         nothing = SimpleNamespace(
             jit=lambda f=None, **_: f if f else lambda g: g, constexpr_function=lambda f: f
         )
-        unused = SimpleNamespace(mbarrier=None, warpgroup_mma=None, warpgroup_mma_wait=None)
+        barrier = SimpleNamespace(wait=lambda *_: None, arrive=lambda *_, **__: None)
+        unused = SimpleNamespace(
+            mbarrier=barrier, tma=None, warpgroup_mma=None, warpgroup_mma_wait=None
+        )
         self._replaced = {
             "triton.experimental": SimpleNamespace(gluon=nothing),
             "triton.experimental.gluon": SimpleNamespace(language=_language()),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gluon_emulation import Block, Emulation, Pointer
+from gluon_emulation import Block, Emulation, Pointer, Ring, Tile
 from projection_operands import assert_codes, assert_floats, operands
 
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
@@ -22,9 +22,9 @@ FUSIONS = "piper_kernels.fusions"
 EMULATION = Emulation(
     f"{FUSIONS}.projected_qk._hopper_heads",
     f"{FUSIONS}.convrot_int8_sage_qk._hopper_epilogue",
-    f"{FUSIONS}.convrot_int8_sage_qk._hopper_kernel",
+    f"{FUSIONS}.convrot_int8_sage_qk._hopper_blocks",
 )
-KERNEL = EMULATION.module(f"{FUSIONS}.convrot_int8_sage_qk._hopper_kernel")
+BLOCKS = EMULATION.module(f"{FUSIONS}.convrot_int8_sage_qk._hopper_blocks")
 MINMAX, MEAN = RoutingMode.MINMAX, RoutingMode.MEAN
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -38,29 +38,42 @@ def garbage(tensor):
     return tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
 
 
+def angle_tiles(table, tile):
+    """Return the slots of a ring with the angles of 64 rows; none past the end."""
+    padded = torch.zeros(64, 128)
+    rows = table[64 * tile :][:64]
+    padded[: rows.shape[0], : rows.shape[1]] = rows
+    return Ring((*map(Tile, padded.chunk(2, 1)), None))
+
+
 def encode(case, kind, targets, summary, mean=None, factor=1.0):
-    """Encode every block of every head from exact sums; rows past the end have random ones."""
+    """Encode every block of every tile from exact sums; what is past the end is random."""
     p, t, rows = case.projection, case.transform, case.inputs.qdata.shape[1]
     sums = case.inputs.qdata.double() @ p.qdata.double().T
-    tiles = -(-rows // 64)
-    padded = torch.randint(-9999, 9999, (sums.shape[0], tiles * 64, sums.shape[2])).double()
-    padded[:, :rows] = sums
+    batch, tiles, width = sums.shape[0], -(-rows // 128) * 2, p.head_dim
+    column_tiles = -(-sums.shape[2] // 128)
+    padded = torch.randint(-9999, 9999, (batch, tiles * 64, column_tiles * 128)).double()
+    padded[:, :rows, : sums.shape[2]] = sums
     if case.lengths is not None:  # products of rows that nobody may see
         gone = (torch.arange(64) >= case.lengths[:, None]).flatten()
-        padded[:, gone] = 2.0**30
-    width, unused = p.head_dim, torch.empty(0)
-    tensors = [case.inputs.scale, p.scale, p.bias, t.weight, t.cos, t.sin, mean, case.lengths]
-    pointers = [Pointer.of(unused if x is None else x) for x in (*tensors, *targets)]
-    for batch in range(sums.shape[0]):
-        for head in range(p.heads):
-            for tile in range(tiles):
-                block = padded[batch, 64 * tile :][:64, head * width :][:, :width].int()
-                KERNEL._encode_head(
-                    Block(block), number(head), number(batch), number(tile), *pointers,
-                    number(rows), number(p.heads), number(tiles), 1, t.eps, factor, kind,
-                    t.cos.shape[1], summary, None, p.bias is not None, t.weight is not None,
-                    case.lengths is not None,
-                )  # fmt: skip
+        padded[:, :rows][:, gone] = 2.0**30
+    unused, rotary = torch.empty(0), t.cos.shape[1]
+    tensors = [case.inputs.scale, p.scale, p.bias, t.weight, mean, case.lengths, *targets]
+    pointers = [Pointer.of(unused if x is None else x) for x in tensors]
+    for index in range(batch * tiles * column_tiles):
+        column, tile, at = (
+            index % column_tiles,
+            index // column_tiles % tiles,
+            index // column_tiles,
+        )
+        block = padded[at // tiles, 64 * tile :][:64, 128 * column :][:, :128].int()
+        BLOCKS.encode_block(
+            Block(block), number(column * (128 // width)), number(at // tiles), number(tile), 0,
+            angle_tiles(t.cos, tile), angle_tiles(t.sin, tile), Ring(), Ring(), *pointers,
+            number(rows), number(p.heads), 1, t.eps, factor, None, kind, width, rotary, summary,
+            0 if kind == BLOCKS.VALUES else -(-rotary // 64), None, p.bias is not None,
+            t.weight is not None, case.lengths is not None,
+        )  # fmt: skip
 
 
 def sequence(case):
@@ -91,7 +104,7 @@ def test_queries_equal_the_reference(name):
     q = QueryEncoder(sequence(case), case.transform, 0.1, mode, projections.Granularity.PER_WARP)
     targets = (garbage(q.codes).view(torch.int16), garbage(q.scale), None, None, q.summary, None)
     garbage(q.summary)
-    encode(case, KERNEL.QUERIES, targets, SUMMARIES[mode].value, factor=q.factor)
+    encode(case, BLOCKS.QUERIES, targets, SUMMARIES[mode].value, factor=q.factor)
     assert_codes(q.codes, expected[0], "query")
     assert_floats(q.scale, expected[1], "query scale")
     assert_floats(q.summary, expected[2], "query summary", atol=1e-5)
@@ -107,7 +120,7 @@ def test_keys_and_their_sums_equal_the_reference(name):
     for tensor in (k.keys, k.partials, k.summary, k.auxiliary):
         garbage(tensor)
     targets = (None, None, k.keys, k.partials, k.summary, k.auxiliary)
-    encode(case, KERNEL.KEYS, targets, SUMMARIES[mode].value)
+    encode(case, BLOCKS.KEYS, targets, SUMMARIES[mode].value)
     assert_floats(k.summary, expected[2], "key summary", atol=1e-5)
     assert_floats(k.auxiliary, expected[3], "auxiliary key summary", atol=1e-5)
     heads = projections.reference.project(case.inputs, case.projection)
@@ -130,7 +143,7 @@ def test_values_equal_the_reference(name, means):
     )  # fmt: skip
     v = ValueEncoder(sequence(case), expected[2], True, means)
     targets = (garbage(v.codes), garbage(v.multiplier), None, None, v.block_means, None)
-    encode(case, KERNEL.VALUES, targets, int(means), mean=expected[2].contiguous())
+    encode(case, BLOCKS.VALUES, targets, int(means), mean=expected[2].contiguous())
     assert_codes(v.codes, expected[0], "value")
     assert_floats(v.multiplier, expected[1], "value multiplier", atol=1e-4)
     if means:
@@ -144,6 +157,6 @@ def test_rows_that_are_zero_or_huge():
     expected = projections.project_query(case.inputs, case.projection, case.transform, 1.0, None)
     q = QueryEncoder(sequence(case), case.transform, 1.0, None, projections.Granularity.PER_WARP)
     targets = (q.codes.view(torch.int16), q.scale, None, None, None, None)
-    encode(case, KERNEL.QUERIES, targets, 0, factor=q.factor)
+    encode(case, BLOCKS.QUERIES, targets, 0, factor=q.factor)
     assert_codes(q.codes, expected[0], "query")
     assert_floats(q.scale, expected[1], "query scale")

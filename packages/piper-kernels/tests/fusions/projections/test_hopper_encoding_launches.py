@@ -34,7 +34,7 @@ def test_two_programs_fit_and_blocks_stay_in_registers(variant, tmp_path, monkey
     assert 2 * (compiled.metadata.shared + RESERVED) <= SHARED
     usage = usage_of(compiled, "sm_90")
     assert usage.registers == 128
-    assert usage.spilled <= 160, usage  # signs and addresses
+    assert usage.spilled <= 64, usage
     text = compiled.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8" in text
     assert "setmaxnreg.inc.sync.aligned.u32 \t232" in text

@@ -3,24 +3,26 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import sm_count
 from piper_kernels.attention._preparation._launch import Values
 from piper_kernels.attention._quantization import Granularity
-from piper_kernels.fusions.convrot_int8_sage_qk import _hopper_kernel
+from piper_kernels.fusions.convrot_int8_sage_qk import _hopper_blocks, _hopper_kernel
 from piper_kernels.fusions.convrot_int8_sage_qk.operands import HeadProjection, PreparedInput
 from piper_kernels.fusions.projected_qk._launch import SUMMARIES, KeyEncoder, QueryEncoder
 from piper_kernels.fusions.projected_qk.transform import HeadTransform
 from piper_kernels.fusions.projected_value._launch import ValueEncoder
 from piper_kernels.linear.convrot.int8._nvidia.hopper import (
     COPY_REGISTERS,
+    Address,
     code_descriptor,
     max_registers,
     store_layout,
@@ -31,10 +33,11 @@ from piper_kernels.linear.convrot.int8._plan import ceil_div
 Encoder = QueryEncoder | KeyEncoder | ValueEncoder
 
 QUERIES, KEYS, VALUES = (
-    int(kind.value) for kind in (_hopper_kernel.QUERIES, _hopper_kernel.KEYS, _hopper_kernel.VALUES)
+    int(kind.value) for kind in (_hopper_blocks.QUERIES, _hopper_blocks.KEYS, _hopper_blocks.VALUES)
 )
 _ROTARY_MULTIPLE = 32
 _BLOCK = 64
+ANGLE_BLOCK = [64, 64]
 
 _encode = Launcher(_hopper_kernel.hopper_encode_kernel)
 
@@ -105,11 +108,25 @@ class _Heads:
         return cls(KEYS, (None, None, encoder.keys, *sums), summary, encoder.transform)
 
 
+@lru_cache(maxsize=4096)
+def _angle_descriptor(start: int, rows: int, rotary: int) -> TensorDescriptor:
+    """Return the TMA description of FP32 ``[rows, rotary]`` at an address, read in tiles."""
+    address = Address(start, torch.float32)
+    return TensorDescriptor(address, [rows, rotary], [rotary, 1], ANGLE_BLOCK, angle_layout())
+
+
+@cache
+def angle_layout() -> gl.NVMMASharedLayout:
+    """Return the shared-memory layout of a tile of angles."""
+    return gl.NVMMASharedLayout.get_default_for(ANGLE_BLOCK, gl.float32)
+
+
 def supports(encoder: Encoder) -> bool:
     """Return whether the kernel has a form for an encoder; others need windows."""
     if isinstance(encoder, ValueEncoder):
         return encoder.values is Values.PER_TILE
-    if encoder.transform.cos.shape[1] % _ROTARY_MULTIPLE:
+    tables = (encoder.transform.cos, encoder.transform.sin)
+    if tables[0].shape[1] % _ROTARY_MULTIPLE or not are_aligned(*tables):
         return False
     return isinstance(encoder, KeyEncoder) or encoder.granularity is Granularity.PER_WARP
 
@@ -132,12 +149,15 @@ def _launch(
     batch, rows, features = inputs.qdata.shape
     width, bias, device = projection.head_dim, projection.bias, inputs.qdata.device
     outputs = projection.qdata.shape[0]
-    rotary, tables, weight, eps = _ROTARY_MULTIPLE, (None, None), None, 1.0
+    rotary, angles, weight, eps = _ROTARY_MULTIPLE, (None, None), None, 1.0
     if heads.transform is not None:
         transform = heads.transform
-        tables, weight, eps = (transform.cos, transform.sin), transform.weight, transform.eps
-        rotary = transform.cos.shape[1]
-    given = (bias, weight, *tables, heads.mean, lengths, *heads.targets)
+        weight, eps, rotary = transform.weight, transform.eps, transform.cos.shape[1]
+        angles = tuple(
+            _angle_descriptor(table.data_ptr(), rows, rotary)
+            for table in (transform.cos, transform.sin)
+        )
+    given = (bias, weight, heads.mean, lengths, *heads.targets)
     tensors = (inputs.scale, projection.scale)
     tensors += tuple(inputs.scale if tensor is None else tensor for tensor in given)
     tile = (PAIR.block_m, PAIR.block_k)
@@ -157,7 +177,17 @@ def _launch(
     with launch_guard(device):
         _encode(
             min(units, sm_count(device) * PAIR.programs_per_sm),
-            (x_desc, w_desc, *tensors, *numbers, *constants, layout, *flags, COPY_REGISTERS),
+            (
+                x_desc,
+                w_desc,
+                *angles,
+                *tensors,
+                *numbers,
+                *constants,
+                layout,
+                *flags,
+                COPY_REGISTERS,
+            ),
             {"num_warps": PAIR.num_warps, "maxnreg": max_registers(PAIR)},
             key,
         )

@@ -14,109 +14,71 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from piper_kernels.fusions.convrot_int8_sage_qk._hopper_epilogue import (
-    ROWS,
-    store_block_mean,
-    store_keys,
-    store_queries,
-    store_values,
+from piper_kernels.fusions.convrot_int8_sage_qk._hopper_blocks import (
+    VALUES,
+    angle_tiles,
+    encode_block,
 )
-from piper_kernels.fusions.projected_qk._hopper_heads import (
-    column_halves,
-    normalized_and_turned,
-    row_halves,
-    store_summary,
-)
-from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import copy_partition, unit_position
-
-# What heads are.
-QUERIES, KEYS, VALUES = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
+from piper_kernels.fusions.convrot_int8_sage_qk._hopper_epilogue import ROWS
+from piper_kernels.fusions.projected_qk._hopper_heads import ANGLES, row_halves
+from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import unit_position
 
 
 @gluon.jit
-def _projected(x, row_scale, w_scale, bias, column, bias_stride, HAS_BIAS: gl.constexpr):
-    """Return the FP32 projection of int32 sums ``[64, D]`` from a column on."""
-    layout: gl.constexpr = gl.SliceLayout(0, x.type.layout)
-    column = column + gl.arange(0, x.shape[1], layout=layout)
-    values = x.to(gl.float32) * gl.expand_dims(row_scale, 1)
-    values = values * gl.expand_dims(gl.load(w_scale + column), 0)
-    if HAS_BIAS:
-        values += gl.expand_dims(gl.load(bias + column * bias_stride).to(gl.float32), 0)
-    return values
-
-
-@gluon.jit
-def _encode_head(
-    sums,
-    head,
-    batch,
-    tile,
-    x_scale,
-    w_scale,
-    bias,
-    weight,
-    cos,
-    sin,
-    mean,
-    lengths,
-    codes,
-    scales,
-    keys,
-    partials,
-    first_summary,
-    second_summary,
-    rows,
-    heads,
-    tiles,
-    bias_stride,
-    eps,
-    factor,
-    KIND: gl.constexpr,
-    ROTARY: gl.constexpr,
-    SUMMARY: gl.constexpr,
-    STORE: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    HAS_WEIGHT: gl.constexpr,
-    MASKED: gl.constexpr,
+def _copy_partition(
+    x_desc,
+    w_desc,
+    cos_desc,
+    sin_desc,
+    x_ring,
+    w_ring,
+    ready,
+    empty,
+    units,
+    row_tiles,
+    column_tiles,
+    steps,
+    sequence_tiles,
+    GROUP_M: gl.constexpr,
+    ANGLE_TILES: gl.constexpr,
 ):
-    """Encode 64 rows of one head from their int32 sums ``[64, D]``."""
-    D: gl.constexpr = sums.shape[1]
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, sums.type.layout))
-    count = gl.minimum(rows - tile * ROWS, ROWS)
-    inside = count
-    if MASKED:
-        count = gl.minimum(count, gl.load(lengths + tile))
-    exists = row < count
-    position = tile * ROWS + row
-    # Rows that do not exist are zero before the bias, so nothing of them is infinite.
-    row_scale = gl.load(x_scale + batch.to(gl.int64) * rows + position, mask=exists, other=0.0)
-    x = _projected(sums, row_scale, w_scale, bias, head * D, bias_stride, HAS_BIAS)
-    lead = batch.to(gl.int64) * heads + head
-    block = lead * tiles + tile
-    existing = gl.expand_dims(exists, 1)
-    if KIND == VALUES:
-        if SUMMARY:
-            store_block_mean(x, existing, count, first_summary + block * D)
-        at = codes + lead * (tiles * ROWS) * D + tile * ROWS
-        store_values(x, existing, mean + lead * D, at, scales + block, tiles * ROWS, STORE)
-    else:
-        # Rows past the end repeat the last one's angles.
-        angles = gl.minimum(position, rows - 1).to(gl.int64) * ROTARY
-        x = normalized_and_turned(x, weight, cos + angles, sin + angles, eps, ROTARY, HAS_WEIGHT)
-        store_summary(
-            x, existing, count, first_summary + block * D,
-            second_summary + block * D, KIND == QUERIES, SUMMARY,
-        )  # fmt: skip
-        if KIND == QUERIES:
-            at = codes + block * (ROWS * D // 2)
-            store_queries(x, exists, at, scales + block * 2, factor, STORE)
-        else:
-            at = keys + (lead * rows + tile * ROWS) * D
-            store_keys(x, existing, at, partials + block * D, inside, STORE)
+    """Fill the ring with the operands of every unit, and the angles of its rows behind them."""
+    STAGES: gl.constexpr = x_ring.shape[0]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    BLOCK_K: gl.constexpr = x_ring.shape[2]
+    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K
+    ANGLE_LAYOUT: gl.constexpr = cos_desc.layout
+    count = 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row_tile, column_tile, _second, _part, _start, _stop = unit_position(
+            unit, row_tiles, column_tiles, steps, GROUP_M, 1, False
+        )
+        for step in range(steps):
+            slot = count % STAGES
+            mbarrier.wait(empty.index(slot), ((count // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready.index(slot), BYTES)
+            x_at = [row_tile * BLOCK_M, step * BLOCK_K]
+            w_at = [column_tile * BLOCK_N, step * BLOCK_K]
+            tma.async_copy_global_to_shared(x_desc, x_at, ready.index(slot), x_ring.index(slot))
+            tma.async_copy_global_to_shared(w_desc, w_at, ready.index(slot), w_ring.index(slot))
+            count += 1
+        first_row = (row_tile % sequence_tiles) * BLOCK_M
+        for index in gl.static_range(BLOCK_M // ROWS * ANGLE_TILES):
+            slot = count % STAGES
+            mbarrier.wait(empty.index(slot), ((count // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready.index(slot), BYTES)
+            at = [first_row + index // ANGLE_TILES * ROWS, index % ANGLE_TILES * ANGLES]
+            cosines = angle_tiles(x_ring, count, ANGLE_LAYOUT, 1)
+            sines = angle_tiles(w_ring, count, ANGLE_LAYOUT, 1)
+            tma.async_copy_global_to_shared(cos_desc, at, ready.index(slot), cosines[0])
+            tma.async_copy_global_to_shared(sin_desc, at, ready.index(slot), sines[0])
+            count += 1
 
 
 @gluon.jit
@@ -129,8 +91,6 @@ def _encode_partition(
     w_scale,
     bias,
     weight,
-    cos,
-    sin,
     mean,
     lengths,
     codes,
@@ -143,16 +103,19 @@ def _encode_partition(
     row_tiles,
     column_tiles,
     steps,
+    sequence_tiles,
     rows,
     heads,
     bias_stride,
     eps,
     factor,
+    ANGLE_LAYOUT: gl.constexpr,
     KIND: gl.constexpr,
     D: gl.constexpr,
     ROTARY: gl.constexpr,
     SUMMARY: gl.constexpr,
     GROUP_M: gl.constexpr,
+    ANGLE_TILES: gl.constexpr,
     STORE: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     HAS_WEIGHT: gl.constexpr,
@@ -162,12 +125,9 @@ def _encode_partition(
     STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     BLOCK_N: gl.constexpr = w_ring.shape[1]
-    TILE_HEADS: gl.constexpr = BLOCK_N // D
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 32]
     )
-    tiles = gl.cdiv(rows, ROWS)
-    sequence_tiles = gl.cdiv(rows, BLOCK_M)
     count = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row_tile, column_tile, _second, _part, _start, _stop = unit_position(
@@ -192,35 +152,32 @@ def _encode_partition(
             count += 1
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(previous), count=1)
-        batch = row_tile // sequence_tiles
-        first_tile = (row_tile % sequence_tiles) * (BLOCK_M // ROWS)
-        blocks = row_halves(accumulator)
+        halves = row_halves(accumulator)
         for half in gl.static_range(BLOCK_M // ROWS):
-            tile = first_tile + half
-            sums = (blocks[half],)
-            if TILE_HEADS == 2:
-                sums = column_halves(blocks[half])
-            for part in gl.static_range(TILE_HEADS):
-                head = column_tile * TILE_HEADS + part
-                if (tile < tiles) & (head < heads):
-                    _encode_head(
-                        sums[part], head, batch, tile, x_scale, w_scale, bias, weight, cos, sin,
-                        mean, lengths, codes, scales, keys, partials, first_summary,
-                        second_summary, rows, heads, tiles, bias_stride, eps, factor, KIND, ROTARY,
-                        SUMMARY, STORE, HAS_BIAS, HAS_WEIGHT, MASKED,
-                    )  # fmt: skip
+            encode_block(
+                halves[half],
+                column_tile * (BLOCK_N // D),
+                row_tile // sequence_tiles,
+                (row_tile % sequence_tiles) * (BLOCK_M // ROWS) + half,
+                count,
+                x_ring, w_ring, ready, empty, x_scale, w_scale, bias, weight, mean, lengths, codes,
+                scales, keys, partials, first_summary, second_summary, rows, heads, bias_stride,
+                eps, factor, ANGLE_LAYOUT, KIND, D, ROTARY, SUMMARY, ANGLE_TILES, STORE, HAS_BIAS,
+                HAS_WEIGHT, MASKED,
+            )  # fmt: skip
+            count += ANGLE_TILES
 
 
 @gluon.jit(do_not_specialize=["batches", "rows", "heads"])
 def hopper_encode_kernel(
     x_desc,
     w_desc,
+    cos_desc,
+    sin_desc,
     x_scale,
     w_scale,
     bias,
     weight,
-    cos,
-    sin,
     mean,
     lengths,
     codes,
@@ -253,12 +210,12 @@ def hopper_encode_kernel(
     Args:
         x_desc: Descriptor of int8 rows ``[batches * rows, depth]``, block ``[128, BLOCK_K]``.
         w_desc: Descriptor of the weight, int8 ``[heads * D, depth]``, block ``[128, BLOCK_K]``.
+        cos_desc: Descriptor of FP32 ``[rows, ROTARY]``, block ``[64, 64]``; ``None`` for values.
+        sin_desc: Like ``cos_desc``.
         x_scale: FP32 ``[batches, rows]``.
         w_scale: FP32 ``[heads * D]``.
         bias: Floating ``[heads * D]``; read with ``HAS_BIAS``.
         weight: Floating ``[D]``, of queries and keys; read with ``HAS_WEIGHT``.
-        cos: FP32 ``[rows, ROTARY]``, of queries and keys.
-        sin: Like ``cos``.
         mean: FP32 ``[batches, heads, D]``, subtracted from values.
         lengths: int32 ``[tiles]``, rows that exist at the front of tiles; read when ``MASKED``.
         codes: Of queries: int16 ``[batches, heads, 64 * tiles, D / 2]``, two codes each. Of
@@ -299,26 +256,32 @@ def hopper_encode_kernel(
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
-    row_tiles = batches * gl.cdiv(rows, BLOCK_M)
+    sequence_tiles = gl.cdiv(rows, BLOCK_M)
+    row_tiles = batches * sequence_tiles
     column_tiles = gl.cdiv(heads * D, BLOCK_N)
     steps = gl.cdiv(depth, BLOCK_K)
     units = row_tiles * column_tiles
+    ANGLE_TILES: gl.constexpr = 0 if KIND == VALUES else (ROTARY + ANGLES - 1) // ANGLES
+    angles = x_desc if KIND == VALUES else cos_desc
+    other_angles = x_desc if KIND == VALUES else sin_desc
+    ANGLE_LAYOUT: gl.constexpr = angles.layout
     gl.warp_specialize(
         [
             (
                 _encode_partition,
                 (
-                    x_ring, w_ring, ready, empty, x_scale, w_scale, bias, weight, cos, sin, mean,
-                    lengths, codes, scales, keys, partials, first_summary, second_summary, units,
-                    row_tiles, column_tiles, steps, rows, heads, bias_stride, eps, factor, KIND, D,
-                    ROTARY, SUMMARY, GROUP_M, STORE, HAS_BIAS, HAS_WEIGHT, MASKED,
+                    x_ring, w_ring, ready, empty, x_scale, w_scale, bias, weight, mean, lengths,
+                    codes, scales, keys, partials, first_summary, second_summary, units, row_tiles,
+                    column_tiles, steps, sequence_tiles, rows, heads, bias_stride, eps, factor,
+                    ANGLE_LAYOUT, KIND, D, ROTARY, SUMMARY, GROUP_M, ANGLE_TILES, STORE, HAS_BIAS,
+                    HAS_WEIGHT, MASKED,
                 ),
             ),
             (
-                copy_partition,
+                _copy_partition,
                 (
-                    x_desc, w_desc, w_desc, x_ring, w_ring, ready, empty, units, row_tiles,
-                    column_tiles, steps, GROUP_M, 1, False,
+                    x_desc, w_desc, angles, other_angles, x_ring, w_ring, ready, empty, units,
+                    row_tiles, column_tiles, steps, sequence_tiles, GROUP_M, ANGLE_TILES,
                 ),
             ),
         ],

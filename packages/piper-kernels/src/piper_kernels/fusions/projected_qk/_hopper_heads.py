@@ -20,6 +20,8 @@ from piper_kernels.attention._signed_hadamard import SIGN_WORDS
 NO_SUMMARY, MINMAX, MEAN = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 # Features of a piece, within which pairs of a rotary embedding never lie.
 PIECE = gl.constexpr(16)
+# Cosines or sines of a row in one tile of shared memory.
+ANGLES = gl.constexpr(64)
 
 _WORD_0 = gl.constexpr(SIGN_WORDS[0])
 _WORD_1 = gl.constexpr(SIGN_WORDS[1])
@@ -79,23 +81,16 @@ def _whole(pieces, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _of_rows(pointers, LAYOUT: gl.constexpr):
-    """Return pointers ``[64]`` as ``[64, 1]`` in a layout with the same rows in every thread."""
-    row_layout: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    return gl.expand_dims(gl.convert_layout(pointers, row_layout, assert_trivial=True), 1)
-
-
-@gluon.jit
-def _turned_piece(pieces, INDEX: gl.constexpr, cos_rows, sin_rows, ROTARY: gl.constexpr):
+def _turned_piece(pieces, INDEX: gl.constexpr, cos_tiles, sin_tiles, ROTARY: gl.constexpr):
     """Return a piece after the rotary embedding."""
     HALF: gl.constexpr = ROTARY // (2 * PIECE)
+    TILE_PIECES: gl.constexpr = ANGLES // PIECE
     piece = pieces[INDEX]
     if INDEX < 2 * HALF:
         layout: gl.constexpr = piece.type.layout
-        feature = INDEX * PIECE + gl.arange(0, PIECE, layout=gl.SliceLayout(0, layout))
-        column = gl.expand_dims(feature, 0)
-        cosines = gl.load(_of_rows(cos_rows, layout) + column)
-        sines = gl.load(_of_rows(sin_rows, layout) + column)
+        FIRST: gl.constexpr = INDEX % TILE_PIECES * PIECE
+        cosines = cos_tiles[INDEX // TILE_PIECES].slice(FIRST, PIECE, dim=1).load(layout)
+        sines = sin_tiles[INDEX // TILE_PIECES].slice(FIRST, PIECE, dim=1).load(layout)
         if INDEX < HALF:
             piece = piece * cosines - pieces[INDEX + HALF] * sines
         else:
@@ -107,8 +102,8 @@ def _turned_piece(pieces, INDEX: gl.constexpr, cos_rows, sin_rows, ROTARY: gl.co
 def normalized_and_turned(
     x,
     weight,
-    cos_rows,
-    sin_rows,
+    cos_tiles,
+    sin_tiles,
     eps,
     ROTARY: gl.constexpr,
     HAS_WEIGHT: gl.constexpr,
@@ -118,8 +113,8 @@ def normalized_and_turned(
     Args:
         x: FP32 ``[64, D]``.
         weight: Pointer to floating ``[D]``; read with ``HAS_WEIGHT``.
-        cos_rows: Pointers ``[64]`` to FP32 rows of ``ROTARY`` cosines.
-        sin_rows: The same of sines.
+        cos_tiles: Shared memory, FP32 ``[64, 64]`` for every 64 cosines of the rows.
+        sin_tiles: The same of sines.
         eps: Added to mean squares.
         ROTARY: Features with a rotary embedding, a multiple of 32 and at most ``D``.
         HAS_WEIGHT: Whether normalized features have a factor.
@@ -134,20 +129,27 @@ def normalized_and_turned(
     pieces = _pieces(x)
     turned = ()
     for index in gl.static_range(D // PIECE):
-        piece = _turned_piece(pieces, index, cos_rows, sin_rows, ROTARY)
+        piece = _turned_piece(pieces, index, cos_tiles, sin_tiles, ROTARY)
         turned = turned + (piece,)  # noqa: RUF005  # no unpacking in kernels
     return _whole(turned, layout)
 
 
 @gluon.jit
-def _signs(LAYOUT: gl.constexpr, D: gl.constexpr):
-    """Return the signs of features, FP32 ``[D]``."""
-    feature = gl.arange(0, D, layout=gl.SliceLayout(0, LAYOUT))
+def _signed(x):
+    """Negate the features of a block whose sign is minus."""
+    D: gl.constexpr = x.shape[1]
+    feature = gl.arange(0, D, layout=gl.SliceLayout(0, x.type.layout))
     word = gl.where(feature < 32, _WORD_0, _WORD_1)
     if D == 128:
         word = gl.where(feature < 64, word, gl.where(feature < 96, _WORD_2, _WORD_3))
-    positive = (word.to(gl.uint32) >> (feature & 31).to(gl.uint32)) & 1
-    return positive.to(gl.float32) * 2.0 - 1.0
+    # The copy hides that words are the same for every block: signs would stay in registers.
+    word = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [word.to(gl.uint32)], dtype=gl.uint32, is_pure=False, pack=1
+    )
+    negative = ((word >> (feature & 31).to(gl.uint32)) & 1) == 0
+    flipped = negative.to(gl.int32) << 31
+    bits = x.to(gl.int32, bitcast=True) ^ gl.expand_dims(flipped, 0)
+    return bits.to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -175,8 +177,7 @@ def _stage(x, BIT: gl.constexpr):
 def rotated(x):
     """Return ``(x * signs) @ H_D`` of a block, without the factor ``1 / sqrt(D)``."""
     D: gl.constexpr = x.shape[1]
-    layout: gl.constexpr = x.type.layout
-    x = x * gl.expand_dims(_signs(layout, D), 0)
+    x = _signed(x)
     for bit in gl.static_range(6):
         x = _stage(x, bit)
     if D == 128:

@@ -115,8 +115,8 @@ def matmul(
 
 
 @dataclass(frozen=True)
-class _Address:
-    """Memory of int8 codes, as far as a descriptor asks for it; it keeps nothing alive."""
+class Address:
+    """Memory, as far as a descriptor asks for it; it keeps nothing alive."""
 
     start: int
     dtype: torch.dtype = torch.int8
@@ -133,7 +133,7 @@ def code_descriptor(
     """Return the TMA description of int8 ``[rows, depth]`` at an address, read in tiles."""
     block = [block_rows, block_depth]
     layout = operand_layout(block_rows, block_depth)
-    return TensorDescriptor(_Address(start), [rows, depth], [stride, 1], block, layout)
+    return TensorDescriptor(Address(start), [rows, depth], [stride, 1], block, layout)
 
 
 @lru_cache(maxsize=4096)
