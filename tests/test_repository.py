@@ -137,3 +137,17 @@ def test_no_link_between_pages_is_dead():
         if not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+def test_helpers_that_tests_import_by_name_have_names_of_their_own():
+    """Tests find them on the search path, which is one for all of a run: the first one wins."""
+    tests = [
+        file
+        for file in tracked_files()
+        if file.suffix == ".py" and "tests" in file.relative_to(ROOT).parts[:-1]
+    ]
+    helpers = [file.stem for file in tests if not file.stem.startswith(("test_", "conftest", "__"))]
+    repeated = {name for name in helpers if helpers.count(name) > 1}
+    assert repeated, "scripts of kernel checks share their names"
+    names = "|".join(sorted(repeated))
+    assert matches(re.compile(rf"^\s*(from ({names}) import|import ({names})\b)"), tests) == []

@@ -9,7 +9,7 @@ from piper_kernels.conv3d.convrot.int8._operands import Filter, Normalization, c
 
 hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper_preparation")
 
-from gluon_emulation import Pointer, emulated  # noqa: E402
+from voxel_emulation import Pointer, emulated  # noqa: E402
 
 from piper_kernels.conv3d.convrot.int8._nvidia import (  # noqa: E402
     hopper_preparation_kernel,
