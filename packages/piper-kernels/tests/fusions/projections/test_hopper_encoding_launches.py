@@ -97,6 +97,14 @@ def test_sequences_of_whole_tiles_are_one_launch(launches):
     assert launches[2]["mean"] is value.mean
 
 
+@pytest.mark.parametrize(("rows", "delay"), [(132 * 128, 0), (4 * 132 * 128, 1500)])
+def test_programs_of_long_loops_start_apart(launches, rows, delay):
+    case = operands(rows, features=320, heads=1, rotary=32)
+    _launch._project(case.inputs, case.projection, encoders(case)[0])
+    assert launches[0]["programs"] == min(rows // 128, 264)
+    assert launches[0]["delay"] == delay
+
+
 def test_other_sequences_are_launched_apart(launches):
     case = operands(130, rotary=96, batch=2)
     for encoder in encoders(case):

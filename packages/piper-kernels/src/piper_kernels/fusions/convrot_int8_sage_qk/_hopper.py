@@ -36,6 +36,8 @@ QUERIES, KEYS, VALUES = (
     int(kind.value) for kind in (_hopper_blocks.QUERIES, _hopper_blocks.KEYS, _hopper_blocks.VALUES)
 )
 _ROTARY_MULTIPLE = 32
+# Of a step of a program that has the multiprocessor to itself, about.
+STEP_CYCLES = 500
 _BLOCK = 64
 ANGLE_BLOCK = [64, 64]
 
@@ -165,14 +167,16 @@ def _launch(
     tile = (PAIR.block_n, PAIR.block_k)
     w_desc = code_descriptor(projection.qdata.data_ptr(), outputs, features, features, *tile)
     stride = 1 if bias is None else bias.stride(0)
-    numbers = (batch, rows, projection.heads, features, stride, eps, heads.factor)
+    units = batch * ceil_div(rows, PAIR.block_m) * ceil_div(outputs, PAIR.block_n)
+    programs = min(units, sm_count(device) * PAIR.programs_per_sm)
+    delay = STEP_CYCLES * ceil_div(features, PAIR.block_k) if units >= 2 * programs else 0
+    numbers = (batch, rows, projection.heads, features, stride, eps, heads.factor, delay)
     constants = (heads.kind, width, rotary, heads.summary, PAIR.stages, PAIR.group_m)
     flags = (bias is not None, weight is not None, lengths is not None)
     key = None
     if are_aligned(*tensors):
         dtypes = (tensors[2].dtype, tensors[3].dtype)
         key = (device.index, *dtypes, features, stride, *constants, flags)
-    units = batch * ceil_div(rows, PAIR.block_m) * ceil_div(outputs, PAIR.block_n)
     layout = block_layout(heads.kind, width)
     with launch_guard(device):
         _encode(

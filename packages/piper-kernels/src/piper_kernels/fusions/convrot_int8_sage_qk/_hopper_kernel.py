@@ -28,6 +28,28 @@ from piper_kernels.fusions.convrot_int8_sage_qk._hopper_epilogue import ROWS
 from piper_kernels.fusions.projected_qk._hopper_heads import ANGLES, row_halves
 from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import unit_position
 
+_WAIT = gl.constexpr("""
+{
+    .reg .pred early;
+    .reg .u64 start, now;
+    mov.u64 start, %clock64;
+again:
+    mov.u64 now, %clock64;
+    sub.u64 now, now, start;
+    setp.lt.u64 early, now, $1;
+    @early bra again;
+    mov.u32 $0, 0;
+}
+""")
+
+
+@gluon.jit
+def _wait_cycles(cycles):
+    """Let that many cycles of the multiprocessor pass."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    waited = gl.full([32 * gl.num_warps()], cycles, gl.int64, layout)
+    gl.inline_asm_elementwise(_WAIT, "=r,l", [waited], dtype=gl.int32, is_pure=False, pack=1)
+
 
 @gluon.jit
 def _copy_partition(
@@ -109,6 +131,7 @@ def _encode_partition(
     bias_stride,
     eps,
     factor,
+    delay,
     ANGLE_LAYOUT: gl.constexpr,
     KIND: gl.constexpr,
     D: gl.constexpr,
@@ -129,6 +152,10 @@ def _encode_partition(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, 32]
     )
     count = 0
+    # Programs that start and multiply together would encode together for ever, and nothing would
+    # be multiplied then. Those of the second half share multiprocessors with those of the first.
+    if gl.program_id(0) >= (gl.num_programs(0) + 1) // 2:
+        _wait_cycles(delay)
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row_tile, column_tile, _second, _part, _start, _stop = unit_position(
             unit, row_tiles, column_tiles, steps, GROUP_M, 1, False
@@ -168,7 +195,7 @@ def _encode_partition(
             count += ANGLE_TILES
 
 
-@gluon.jit(do_not_specialize=["batches", "rows", "heads"])
+@gluon.jit(do_not_specialize=["batches", "rows", "heads", "delay"])
 def hopper_encode_kernel(
     x_desc,
     w_desc,
@@ -193,6 +220,7 @@ def hopper_encode_kernel(
     bias_stride,
     eps,
     factor,
+    delay,
     KIND: gl.constexpr,
     D: gl.constexpr,
     ROTARY: gl.constexpr,
@@ -234,6 +262,7 @@ def hopper_encode_kernel(
         bias_stride: Elements between biases.
         eps: Added to mean squares.
         factor: Factor of the stored scales of queries.
+        delay: Cycles that the second half of the programs starts later.
         KIND: ``QUERIES``, ``KEYS`` or ``VALUES``.
         D: 64 or 128.
         ROTARY: Features with a rotary embedding, a multiple of 32 and at most ``D``.
@@ -273,8 +302,8 @@ def hopper_encode_kernel(
                     x_ring, w_ring, ready, empty, x_scale, w_scale, bias, weight, mean, lengths,
                     codes, scales, keys, partials, first_summary, second_summary, units, row_tiles,
                     column_tiles, steps, sequence_tiles, rows, heads, bias_stride, eps, factor,
-                    ANGLE_LAYOUT, KIND, D, ROTARY, SUMMARY, GROUP_M, ANGLE_TILES, STORE, HAS_BIAS,
-                    HAS_WEIGHT, MASKED,
+                    delay, ANGLE_LAYOUT, KIND, D, ROTARY, SUMMARY, GROUP_M, ANGLE_TILES, STORE,
+                    HAS_BIAS, HAS_WEIGHT, MASKED,
                 ),
             ),
             (
