@@ -145,7 +145,7 @@ def _flashinfer(backend: str) -> Callable[..., Any]:
     return prepare
 
 
-def check_backend(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], None]:
+def _check_backend(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], None]:
     """Makes the check of the param ``prefill_backend``."""
 
     def check(params: Mapping[str, Any]) -> None:
@@ -181,28 +181,35 @@ _SPEC = OpSpec(
 )
 
 
-def _register_flashinfer(catalog: Catalog, layout: Predicate, plain: Predicate) -> None:
-    """Adds the rows of FlashInfer for calls of a layout that ask for nothing special."""
-    flashinfer = all_of(
-        FLASHINFER,
-        layout,
-        one_of("shape.head_dim", *HEAD_DIMS),
-        half("input", "key", "value"),
-        plain,
-    )
-    names = ("auto", *BACKENDS)
+def register_flashinfer(
+    catalog: Catalog,
+    op: str,
+    backends: Mapping[str, Predicate],
+    when: Predicate,
+    prepare: Callable[[str], Callable[..., Any]],
+) -> None:
+    """Adds FlashInfer's rows of an operation: one that leaves it the choice, one for each backend.
+
+    Args:
+        catalog: where they go.
+        op: operation.
+        backends: FlashInfer's names, and what each needs beyond ``when``.
+        when: what all of them need.
+        prepare: makes the ``prepare`` of a backend.
+    """
+    names = ("auto", *backends)
     for backend in names:
-        variant = BACKENDS.get(backend, ALWAYS)
+        variant = backends.get(backend, ALWAYS)
         suffix, offset = ("", 2) if backend == "auto" else (f".{backend}", 1)
         catalog.register(
             Impl(
-                kernel_id=f"flashinfer.attention{suffix}",
-                op="attention",
-                when=flashinfer if variant is ALWAYS else all_of(flashinfer, variant),
-                prepare=_flashinfer(backend),
+                kernel_id=f"flashinfer.{op}{suffix}",
+                op=op,
+                when=when if variant is ALWAYS else all_of(when, variant),
+                prepare=prepare(backend),
                 priority=Priority.OPTIMIZED + offset,
                 accepts=("prefill_backend",),
-                check_params=check_backend(names),
+                check_params=_check_backend(names),
                 metadata={"package": "flashinfer-python"},
             )
         )
@@ -220,7 +227,14 @@ def populate(catalog: Catalog) -> None:
         one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
         one_of("attrs.masked", None, False, kind=FactKind.BOOL),
     )
-    _register_flashinfer(catalog, either, plain)
+    nothing_special = all_of(
+        FLASHINFER,
+        either,
+        one_of("shape.head_dim", *HEAD_DIMS),
+        half("input", "key", "value"),
+        plain,
+    )
+    register_flashinfer(catalog, "attention", BACKENDS, nothing_special, _flashinfer)
     catalog.register(
         Impl(
             kernel_id="sdpa.attention",

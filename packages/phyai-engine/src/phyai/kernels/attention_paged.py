@@ -11,7 +11,7 @@ from phyai.dispatch.conditions import eq, is_set, lib, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import ALWAYS, Predicate, all_of
-from phyai.kernels.attention import BLACKWELL, HOPPER, check_backend
+from phyai.kernels.attention import BLACKWELL, HOPPER, register_flashinfer
 from phyai.kernels.conditions import FLASHINFER, HEAD_DIMS, half, returns
 
 if TYPE_CHECKING:
@@ -84,22 +84,7 @@ def populate(catalog: Catalog) -> None:
         eq("attrs.layout", "paged", FactKind.STR), eq("attrs.causal", False, FactKind.BOOL)
     )
     flashinfer = all_of(FLASHINFER, paged, one_of("shape.head_dim", *HEAD_DIMS), half("input"))
-    names = ("auto", *BACKENDS)
-    for backend in names:
-        variant = BACKENDS.get(backend, ALWAYS)
-        suffix, offset = ("", 2) if backend == "auto" else (f".{backend}", 1)
-        catalog.register(
-            Impl(
-                kernel_id=f"flashinfer.attention_paged{suffix}",
-                op="attention_paged",
-                when=flashinfer if variant is ALWAYS else all_of(flashinfer, variant),
-                prepare=_flashinfer(backend),
-                priority=Priority.OPTIMIZED + offset,
-                accepts=("prefill_backend",),
-                check_params=check_backend(names),
-                metadata={"package": "flashinfer-python"},
-            )
-        )
+    register_flashinfer(catalog, "attention_paged", BACKENDS, flashinfer, _flashinfer)
     catalog.register(
         Impl(
             kernel_id="eager.attention_paged",

@@ -11,11 +11,13 @@ NVIDIA: Predicate = eq("device.vendor", "nvidia")
 """An NVIDIA GPU."""
 
 FLASHINFER: Predicate = all_of(NVIDIA, lib("flashinfer"))
+"""An NVIDIA GPU and a usable FlashInfer. The vendor comes first, so nothing is probed on a CPU."""
+
 HEAD_DIMS = (64, 128, 256)
 """Head widths that FlashInfer has attention and rotary kernels for."""
+
 VECTOR = 8
 """Half-precision values of one 16-byte access; FlashInfer's row kernels need whole ones."""
-"""An NVIDIA GPU and a usable FlashInfer. The vendor comes first, so nothing is probed on a CPU."""
 
 
 def half(*roles: str) -> Predicate:
