@@ -1,7 +1,7 @@
 """An engine of several processes: one engine for each device, all of them at one request."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class RankedPlugin:
         self._workers = Workers(ranks, make_rank, args, config, backend=backend)
         self._description = self._workers.call("describe")
         if self._description["answers_observations"]:
-            self.infer = self._infer
+            self.infer: Callable[..., list[ActionChunk]] = self._infer
 
     def run(self, request: Any, **options: Any) -> Any:
         """See `Engine.run`."""
