@@ -46,7 +46,7 @@ class ConvRotInt8Conv3d(nn.Module):
         padding_flags(padding)
         if bias is not None:
             check_bias(bias, weight.shape[0], weight.device)
-        self.stride = check_stride(stride)
+        self.stride: tuple[int, int, int] = check_stride(stride)
         self.padding: Padding = padding
         self.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
         held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
