@@ -7,12 +7,10 @@ import torch
 
 from phyai.dispatch import (
     CallSite,
-    FrozenChoiceError,
     KernelConfig,
     ModelContext,
     Selector,
     explain,
-    freeze_kernel_choices,
     get_kernel_selector,
     initialize_kernel_system,
     kernel_mode_scope,
@@ -21,10 +19,8 @@ from phyai.dispatch import (
     param_dtypes,
     policy_from_mapping,
     set_kernel_selector,
-    unfreeze_kernel_choices,
 )
 from phyai.dispatch.api import backend_preference, select
-from phyai.dispatch.call import reset_verify_frozen
 from phyai.dispatch.conditions import compare, eq, ne
 from phyai.dispatch.opspec import Impl
 
@@ -186,78 +182,6 @@ def test_scope_changes_the_choice_and_back(toy, selector):
     with kernel_selector_scope(Selector(toy, policy(toy, {"prefer": "mid.toy"}), device="cpu")):
         assert call(site).kernel_id == "mid.toy"
     assert call(site).kernel_id == "fast.toy"
-
-
-def test_freeze_ignores_other_facts_but_not_another_device(toy, selector):
-    site = CallSite("toy")
-    pinned = call(site)
-    site.freeze()
-    assert call(site, torch.float32) is pinned
-    elsewhere = site.select(device="nvidia:sm90", dtype={"input": torch.float32})
-    assert elsewhere.kernel_id == "mid.toy"
-    site.unfreeze()
-    assert call(site, torch.float32).kernel_id == "mid.toy"
-
-
-def test_cold_and_polymorphic_sites_do_not_freeze(selector):
-    site = CallSite("toy")
-    with pytest.raises(FrozenChoiceError, match="no choice yet"):
-        site.freeze()
-    call(site)
-    call(site, torch.float32)
-    with pytest.raises(
-        FrozenChoiceError, match=r"several choices in mode eager: fast\.toy, mid\.toy"
-    ):
-        site.freeze()
-
-
-def test_two_keys_with_one_choice_freeze(toy, selector):
-    selector.policy = policy(toy, {"match": {"shape.M": 7}, "prefer": "fast.toy"})
-    site = CallSite("toy")
-    for rows in (7, 8):
-        assert call(site, dims={"M": rows}).kernel_id == "fast.toy"
-    site.freeze()
-    assert site.frozen
-
-
-def test_modes_are_frozen_separately(selector):
-    site = CallSite("toy")
-    eager = call(site)
-    with kernel_mode_scope("capture"):
-        captured = call(site)
-    assert (eager.kernel_id, captured.kernel_id) == ("fast.toy", "mid.toy")
-    site.freeze()
-    assert call(site) is eager
-    assert call(site, mode="graph-capturing") is captured
-    assert call(site, torch.float32, mode="replay").kernel_id == "mid.toy"
-
-
-def test_verify_frozen_raises_when_the_choice_would_differ(selector, monkeypatch):
-    monkeypatch.setenv("PHYAI_KERNEL_VERIFY_FROZEN", "yes")
-    reset_verify_frozen()
-    site = CallSite("toy")
-    call(site)
-    site.freeze()
-    call(site)
-    with pytest.raises(FrozenChoiceError, match=r"frozen to 'fast\.toy'.* choose 'mid\.toy'"):
-        call(site, torch.float32)
-
-
-def test_freeze_all_counts(selector):
-    gc.collect()
-    for site in live_call_sites():
-        site.unfreeze()
-    baseline = freeze_kernel_choices()
-    good, mixed, cold = CallSite("toy"), CallSite("toy"), CallSite("toy")
-    call(good)
-    call(mixed)
-    call(mixed, torch.float32)
-    counts = freeze_kernel_choices()
-    delta = {name: counts[name] - baseline[name] for name in counts}
-    assert delta == {"frozen": 1, "polymorphic": 1, "cold": 1}
-    unfreeze_kernel_choices()
-    assert not good.frozen
-    assert cold.trace() is None
 
 
 def test_live_sites_are_weak(selector):
