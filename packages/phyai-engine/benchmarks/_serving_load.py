@@ -20,6 +20,8 @@ class Server:
         checkpoint: What is served.
         replicas: Processes that compute; 0 computes in the server.
         device: Of the engines; None takes the server's choice.
+        kernel_policy: File or name of the policy of kernels; None takes the server's choice.
+        show: Print the log's events as they come, to tell what a slow start waits for.
 
     Attributes:
         process: The server.
@@ -30,14 +32,25 @@ class Server:
         RuntimeError: The server ended before it listened.
     """
 
-    def __init__(self, checkpoint: Path, replicas: int, device: str | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        replicas: int,
+        device: str | None,
+        *,
+        kernel_policy: str | None = None,
+        show: bool = False,
+    ) -> None:
+        self._show, self._started = show, time.monotonic()
         command = [sys.executable, "-m", "phyai", "serve", "--checkpoint", str(checkpoint)]
         command += ["--port", "0", "--replicas", str(replicas), "--max-batch", "16"]
         command += ["--device", device] if device else []
+        command += ["--kernel-config", kernel_policy] if kernel_policy else []
         self.process: subprocess.Popen[str] = subprocess.Popen(  # noqa: S603
             command, stderr=subprocess.PIPE, text=True
         )
         self.events: list[dict[str, Any]] = []
+        self._said = ""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         self.port: int = self.wait_for("listening")["port"]
@@ -51,7 +64,10 @@ class Server:
                 return found[count - 1]
             time.sleep(0.01)
         if self.process.poll() is not None:
-            raise RuntimeError(f"phyai serve ended with status {self.process.returncode}")
+            self._thread.join(5)
+            raise RuntimeError(
+                f"phyai serve ended with status {self.process.returncode}: {self._said}"
+            )
         raise TimeoutError(f"no event {name!r} within {timeout_s} s")
 
     def close(self) -> None:
@@ -64,6 +80,10 @@ class Server:
         for line in self.process.stderr or ():
             if line.startswith("{"):
                 self.events.append(json.loads(line) | {"at": time.monotonic()})
+                if self._show:
+                    print(f"{time.monotonic() - self._started:.1f} s {line.rstrip()}", flush=True)
+            elif line.strip():
+                self._said = line.strip()
 
 
 def observation(metadata: Mapping[str, Any], number: int) -> dict[str, Any]:

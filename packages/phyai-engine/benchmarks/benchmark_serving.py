@@ -124,10 +124,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--kernel-config", help="policy of kernels; default: the server's")
+    parser.add_argument("--events", action="store_true", help="print the server's log")
     args = parser.parse_args()
     if args.kill and not args.replicas:
         parser.error("--kill needs a replica to kill; add --replicas N")
-    with contextlib.closing(Server(args.checkpoint, args.replicas, args.device)) as server:
+    server = Server(
+        args.checkpoint,
+        args.replicas,
+        args.device,
+        kernel_policy=args.kernel_config,
+        show=args.events,
+    )
+    with contextlib.closing(server):
         print(
             "| clients | p50 ms | p90 ms | p99 ms | chunks/s | batch | healthz ms | handshake ms |"
         )
