@@ -1,6 +1,6 @@
 """The attention loops in Gluon and the coarse residual with the arguments of their launchers."""
 
-from kernel_case import KernelCase
+from kernel_case import KernelCase, precision
 
 _FLOATS = (
     *("q_scale", "k_scale", "v_log_max", "v_vector", "v_multiplier", "v_mean", "coarse"),
@@ -96,10 +96,15 @@ def _routed(head_dim):
 
 
 def coarse_cases():
-    """Yield the kernels around the products of the coarse residual."""
+    """Yield the kernels of the coarse residual."""
     module = "attention.coarse._kernels"
     for minmax in (False, True):
         constants = {"D": 128, "MINMAX": minmax, "HAS_LENGTHS": False}
         variant = "minmax" if minmax else "mean"
         yield KernelCase(module, "summarize_kernel", variant, constants, _TYPES)
     yield KernelCase(module, "gate_kernel", "", {"D": 128, "ROWS": 32}, _TYPES)
+    types = dict.fromkeys(("query", "key", "key_aux", "value_mean", "out"), "*fp32")
+    tile = {"D": 128, "ROWS": 16, "COLUMNS": 32, "DEPTH": 32, "PRECISION": precision}
+    for minmax in (False, True):
+        constants, variant = {"MINMAX": minmax, **tile}, "minmax" if minmax else "mean"
+        yield KernelCase(module, "attend_kernel", variant, constants, types | {"scale": "fp32"})
