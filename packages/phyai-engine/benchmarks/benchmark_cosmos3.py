@@ -128,7 +128,7 @@ class Run:
         sizes: dict[str, Any] = {}
         if self.tiny:
             sizes = {"tier": 256, "chunk": 4, **_tiny_diffusers()}
-        found = self.document["diffusers"] = {}
+        found = self.document["diffusers"] = {"beside": _requests(self.document)}
         parts = time_diffusers(self.device, compiled=self.arguments.compile, **sizes)
         for name, value in parts:
             print("diffusers", name, value, flush=True)
@@ -209,8 +209,16 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
+def _requests(document: dict[str, Any]) -> dict[str, float]:
+    """Return the median request of every policy that was measured."""
+    policies = document.get("policies", {}).items()
+    return {name: entry["ms"]["request"]["p50"] for name, entry in policies if "ms" in entry}
+
+
 def write_page(results: Path, others: Sequence[Path]) -> None:
     """Write the page from results, after adding parts to them that other runs have stored.
+
+    A part that the results have stays as it is; the page says where an added one comes from.
 
     Raises:
         ValueError: A file has results of another device.
@@ -221,9 +229,12 @@ def write_page(results: Path, others: Sequence[Path]) -> None:
         devices = [part["environment"]["device"] for part in (document, more)]
         if devices[0] != devices[1]:
             raise ValueError(f"{other} has results of {devices[1]}, {results} of {devices[0]}")
-        for part in PARTS:
-            if part in more:
-                document[part] = {**document.get(part, {}), **more[part]}
+        for part in [part for part in PARTS if part in more and part not in document]:
+            document[part] = more[part]
+            origin = {"date": more["date"], "commit": more["environment"]["commit"]}
+            document.setdefault("origins", {})[part] = origin
+            if part == "diffusers":
+                document[part].setdefault("beside", _requests(more))
     if others:
         results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(document), encoding="utf-8")

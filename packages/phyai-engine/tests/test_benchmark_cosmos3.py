@@ -47,7 +47,8 @@ def test_runs_are_merged_and_refusals_kept(document):
     rows = document["video"]["rows"]
     assert rows["cuDNN"]["ms"]
     assert "error" in rows["dense Piper"]
-    assert "diffusers" in document
+    names = [name for name, found in document["policies"].items() if "ms" in found]
+    assert list(document["diffusers"]["beside"]) == names
 
 
 def test_the_page_shows_every_part(benchmark, document):
@@ -61,6 +62,7 @@ def test_the_page_shows_every_part(benchmark, document):
     }
     document["diffusers"] = {
         "version": "1.2",
+        "beside": {"other": 500.0},
         "eager": {"p50_ms": 900.0, "transformer_ms": 700.0, "first_ms": 2000.0},
         "error": "TimeoutError: too slow",
     }
@@ -82,9 +84,8 @@ def test_the_page_shows_every_part(benchmark, document):
         assert f" {stage} |" in text
     assert "| `other` | 0.9 | 0.8 | 0.1 |" in text
     assert "`refused` was not measured: NoKernelError" in text
-    found = [entry for entry in document["policies"].values() if "ms" in entry]
-    fastest = min(entry["ms"]["request"]["p50"] for entry in found)
-    assert f"| eager | 900.0 | 700.0 | 2000.0 | {900 / fastest:.2f} |" in text
+    assert "Requests of the engine in that run: other 500.0." in text
+    assert "| eager | 900.0 | 700.0 | 2000.0 | 1.80 |" in text
     assert "Not measured further: TimeoutError: too slow" in text
     assert "| cuDNN |" in text
     assert "dense Piper was not measured" in text
@@ -93,6 +94,7 @@ def test_the_page_shows_every_part(benchmark, document):
     assert "| `gemm` | 4 | 100 | 25.0 |" in text
     alone = {"environment": document["environment"], "date": "2026"}
     assert "diffusers" not in benchmark.page(alone)
+    document["diffusers"]["beside"] = {}
     text = benchmark.page(alone | {"diffusers": document["diffusers"]})
     assert "| eager | 900.0 | 700.0 | 2000.0 |  |" in text
 
@@ -110,6 +112,10 @@ def test_parts_of_other_files_are_added_to_the_page(benchmark, document, tmp_pat
     assert (merged["video"], merged["policies"]) == (document["video"], document["policies"])
     assert "## DROID policy" in page.read_text()
     assert "## One step of a long video" in page.read_text()
+    assert "`policies` was measured on 2026 at commit abc." in page.read_text()
+    second.write_text(json.dumps({**parts["one"], "video": {}, "environment": {"device": "cpu"}}))
+    benchmark.main(["--page", str(first), "--merge", str(second)])
+    assert json.loads(first.read_text()) == merged, "what is there stays"
     second.write_text(json.dumps({"environment": {"device": "another"}}))
     with pytest.raises(ValueError, match=r"second.json has results of another, .* of cpu"):
         benchmark.main(["--page", str(first), "--merge", str(second)])

@@ -105,7 +105,7 @@ def test_attention(name, selector, tokens, sparse):
     dims = {**HEADS, "tokens": tokens, "kv_tokens": tokens + 82}
     dtypes = ("input", "key", "value")
     found = chosen(selector, "attention", dims, dtypes=dtypes, layout="padded", causal=False)
-    expected = "piper.attention.sage" if name == "cosmos3_h200_fast" else "sdpa.attention"
+    expected = "piper.attention" if name == "cosmos3_h200_fast" else "sdpa.attention"
     routed = sparse and name == "cosmos3_video_sparse"
     assert found == ("piper.attention.sparse" if routed else expected)
     narrow = {**dims, "head_dim": 16}
