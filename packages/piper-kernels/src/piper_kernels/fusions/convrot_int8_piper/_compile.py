@@ -14,6 +14,7 @@ from piper_kernels.fusions.attention import targets
 from piper_kernels.fusions.attention.dense_matching import DenseRegion, match_dense_region
 from piper_kernels.fusions.attention.matching import Projection
 from piper_kernels.fusions.attention.rewriting import has_supported_norm, transform_arguments
+from piper_kernels.fusions.attention.windows import COMPILED_WINDOW_ROWS
 from piper_kernels.fusions.convrot_int8_piper import _ops, _output_ops  # noqa: F401  # registers
 from piper_kernels.linear.convrot.int8._compile import FORMAT, ConvRotInt8LinearPass
 
@@ -154,6 +155,7 @@ class _Rewrite:
             "softmax_scale": self.region.arguments["scale"],
             "group_size": call.arguments["group_size"],
             "output_input_scale": call.arguments["input_scale"],
+            "query_chunk_rows": COMPILED_WINDOW_ROWS,
         }
         operator = ops.convrot_int8_piper_projected_query_attention_output.default
         return insert_named(self.graph, operator, arguments)

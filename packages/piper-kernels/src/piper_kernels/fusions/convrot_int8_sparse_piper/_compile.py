@@ -22,6 +22,7 @@ from piper_kernels._compile.views import normalize_projection_views
 from piper_kernels.fusions.attention import targets
 from piper_kernels.fusions.attention.matching import Projection
 from piper_kernels.fusions.attention.rewriting import transform_arguments
+from piper_kernels.fusions.attention.windows import COMPILED_WINDOW_ROWS
 from piper_kernels.fusions.convrot_int8_sparse_piper import (  # noqa: F401  # registers
     _ops,
     _ops_value,
@@ -113,6 +114,7 @@ class _Rewrite(RegionRewrite):
             "output_input_scale": call.arguments["input_scale"],
             "input_group_size": region.query.call.arguments["group_size"],
             "softmax_scale": region.arguments["scale"],
+            "query_chunk_rows": COMPILED_WINDOW_ROWS,
         }
         arguments |= self._windowed("query", region.query.call)
         projected = self._projected_gate()
