@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import compare, divisible, eq, family_in, is_none, is_set, lib
+from phyai.dispatch.conditions import compare, divisible, eq, family_in, is_set, lib
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
@@ -34,34 +34,6 @@ def _fused(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # no
     return run_fused
 
 
-def _fused_fp8(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
-    from phyai.kernels.decoder_fused_fp8 import run_fused_fp8
-
-    return run_fused_fp8
-
-
-_FUSED = all_of(
-    NVIDIA,
-    family_in("sm9", "sm10", "sm11", "sm12"),
-    lib("triton"),
-    eq("dtype.input", "bf16"),
-    eq("attrs.adaptive", True, FactKind.BOOL),
-    eq("attrs.segments", True, FactKind.BOOL),
-    eq("attrs.shared_modulation", True, FactKind.BOOL),
-    eq("shape.kv_heads", 1),
-    compare("shape.tokens", "<=", MOST_ROWS),
-    divisible("shape.hidden", 512),
-    divisible("shape.mlp", 512),
-    eq("shape.head_dim", 256),
-)
-_FP8_ROWS = all_of(
-    eq("quant.format", "fp8_e4m3"),
-    is_none("quant.layout"),
-    eq("quant.granularity", "per_channel"),
-    divisible("shape.mlp", 1024),
-)
-
-
 def populate(catalog: Catalog) -> None:
     """Declares ``decoder_layers`` and its rows."""
     catalog.register_op(
@@ -87,18 +59,22 @@ def populate(catalog: Catalog) -> None:
         Impl(
             kernel_id="triton.decoder_layers",
             op="decoder_layers",
-            when=all_of(_FUSED, eq("quant.format", "bf16")),
+            when=all_of(
+                NVIDIA,
+                family_in("sm9", "sm10", "sm11", "sm12"),
+                lib("triton"),
+                eq("dtype.input", "bf16"),
+                eq("quant.format", "bf16"),
+                eq("attrs.adaptive", True, FactKind.BOOL),
+                eq("attrs.segments", True, FactKind.BOOL),
+                eq("attrs.shared_modulation", True, FactKind.BOOL),
+                eq("shape.kv_heads", 1),
+                compare("shape.tokens", "<=", MOST_ROWS),
+                divisible("shape.hidden", 512),
+                divisible("shape.mlp", 512),
+                eq("shape.head_dim", 256),
+            ),
             prepare=_fused,
-            priority=Priority.SPECIALIZED,
-            metadata={"package": "triton"},
-        )
-    )
-    catalog.register(
-        Impl(
-            kernel_id="triton.decoder_layers.fp8",
-            op="decoder_layers",
-            when=all_of(_FUSED, _FP8_ROWS),
-            prepare=_fused_fp8,
             priority=Priority.SPECIALIZED,
             metadata={"package": "triton"},
         )
