@@ -83,6 +83,21 @@ def check_activations() -> None:
                 check(codes, scales, expected.to(dtype), (dtype, kind, gated))
 
 
+def check_long_rows() -> None:
+    """Rows of which a multiprocessor holds one: programs go through several."""
+    processors = fp8_rows._processors
+    if DEVICE == "cpu":
+        fp8_rows._processors = lambda _: 2
+    for count in (1, 2, 5, 200):
+        if count == 200 and DEVICE == "cpu":
+            continue
+        x = rows(count, 2 * 9001, torch.bfloat16).clamp(-60, 60)
+        left, right = x.float().chunk(2, dim=1)
+        expected = (functional.gelu(left, approximate="tanh") * right).bfloat16()
+        check(*fp8_rows.activation_rows(x, "gelu_tanh", gated=True), expected, count)
+    fp8_rows._processors = processors
+
+
 def check_norms() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for cast_first in (False, True):
@@ -121,5 +136,6 @@ def check_layer_norms() -> None:
 def run() -> None:
     check_quantize()
     check_activations()
+    check_long_rows()
     check_norms()
     check_layer_norms()
