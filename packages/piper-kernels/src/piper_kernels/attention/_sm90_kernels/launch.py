@@ -38,11 +38,11 @@ class Plan:
 
 def choose_plan(head_dim: int, is_causal: bool, is_fp8: bool) -> Plan:
     """Return the plan of a call, as measured on an H200."""
-    stages = 8 if head_dim == 64 else 4
     if is_fp8 or (head_dim == 64 and not is_causal):
         # Little is kept of a pair: three warpgroups have registers enough to take turns.
-        return Plan(groups=3, ahead=False, stages=max(stages, 5), registers=160)
-    return Plan(groups=2, ahead=True, stages=stages, registers=240)
+        ahead = is_fp8 and head_dim == 64 and not is_causal
+        return Plan(groups=3, ahead=ahead, stages=8 if head_dim == 64 else 5, registers=160)
+    return Plan(groups=2, ahead=True, stages=8 if head_dim == 64 else 4, registers=240)
 
 
 @dataclass(frozen=True)
