@@ -13,7 +13,8 @@ that, not this page. Full-size Nano with random weights and the contract of the 
 544 x 736 picture, 33 frames, 32 actions, {tokens} media tokens, 4 steps, guidance 3, both texts
 read before. Medians in milliseconds. The floor is the work over 788 TFLOP/s in bf16, or over
 1400 TFLOP/s for 8-bit products with attention at 650. `request` is the wall time from pictures on
-the host to actions on the host. Attention of the two branches overlaps on two streams: its kernels wait for each other.
+the host to actions on the host. Attention of the two branches overlaps on two streams: its kernels
+wait for each other.
 
 {place}
 """
