@@ -6,6 +6,7 @@ where values fall on a tie of both roundings.
 
 # ruff: noqa: ANN001, ANN202  # kernel arguments are pointers and integers
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 
 from collections.abc import Sequence
 from functools import cache
