@@ -122,7 +122,7 @@ def test_every_preset_serves_every_call_on_sm90(phyai, checkpoint, policy):
         assert group["selected"] in rules[decided].candidates(catalog)
 
 
-@pytest.mark.parametrize(("policy", "quantized"), [("pi05_h200", 0), ("pi05_h200_fast", 34)])
+@pytest.mark.parametrize(("policy", "quantized"), [("pi05_h200", 0), ("pi05_h200_fast", 52)])
 def test_tuned_presets_serve_every_call_on_sm90(phyai, checkpoint, policy, quantized):
     result = phyai(
         *("explain", "--model", checkpoint, "--policy", POLICIES / f"{policy}.yaml"),
