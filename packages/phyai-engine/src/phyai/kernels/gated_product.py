@@ -1,7 +1,8 @@
 """A fused gate/up projection and its gated activation as one operation.
 
 The layers are the default, because the fused row leaves out the rounding between them and runs on
-Hopper only. A policy chooses it with ``{match: {op: gated_product}, prefer: triton.gated_product}``.
+Hopper only. A policy chooses it with
+``{match: {op: gated_product}, prefer: triton.gated_product}``.
 """
 
 from collections.abc import Callable, Mapping
