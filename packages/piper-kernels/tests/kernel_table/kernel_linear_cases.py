@@ -210,8 +210,8 @@ def _nvfp4_hopper():
 
     for rows in (1, 16, 64, 128, 1024):
         plan = select_plan(rows, 8192, 8192, 132)
-        constants = dict(hopper.options_of(plan, high_first=False, levels=(True, True), bias=True))
-        options = {"num_warps": constants.pop("num_warps")}
+        constants = hopper.constants_of(plan, high_first=False, levels=(True, True), bias=True)
+        options = {"num_warps": plan.num_warps}
         types = {
             "x_desc": descriptor(plan.rows, 64, "bf16"),
             "word_desc": descriptor(plan.outputs, 64, "i16"),
@@ -263,7 +263,10 @@ def _nvfp4_inputs():
     encode["NATIVE"] = native
     yield KernelCase(module, "encode_input_kernel", "swiglu", constants | encode, types)
     constants = tile | {"GROUP": 256, "ARRANGEMENT": 64}
-    yield KernelCase(module, "dense_operand_kernel", "", constants, types)
+    dense = constants | {"LEADS": False}
+    yield KernelCase(module, "dense_operand_kernel", "", dense, types)
+    rotated = {"ROWS": 1, "SIZE": 2048, "LEADS": False}
+    yield KernelCase(module, "rotated_operand_kernel", "", rotated, types, {"num_warps": 1})
     yield KernelCase(module, "quantized_operand_kernel", "", constants | {"DYNAMIC": True}, types)
     constants = tile | {"ARRANGEMENT": 0, "SWIZZLED": True, "HIGH_FIRST": False}
     yield KernelCase(module, "packed_operand_kernel", "", constants, types)

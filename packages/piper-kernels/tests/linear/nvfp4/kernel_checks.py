@@ -1,8 +1,9 @@
 """Numeric checks of the NVFP4 linear kernels against FP64 and the portable reference.
 
-Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` as its argument on a GPU.
+Run as a script with ``TRITON_INTERPRET=1``, or with ``cuda`` and names of checks on a GPU.
 """
 
+import sys
 import time
 from itertools import product
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from kernel_operands import (
 
 from piper_kernels._input_activations import width_factor
 from piper_kernels.linear.nvfp4 import _product, _weight, reference, triton
+from piper_kernels.linear.nvfp4._operand_kernels import rotated_operand_kernel
 from piper_kernels.linear.nvfp4._plan import ProductPlan
 from piper_kernels.weights.convrot._rotation import rotate_groups
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
@@ -63,11 +65,26 @@ def check_weight_only():
             assert_close(actual, expected, dtype)
 
 
+def check_rotated_operands():
+    for rows, features, dtype in ((3, 2304, torch.float32), (1, 256, torch.float16)):
+        x = normal(rows, features + 16, seed=3, dtype=dtype).to(DEVICE)[:, :features]
+        with poisoned_allocations():
+            out = torch.empty(rows, features, device=DEVICE)
+        grid = (rows * -(-features // 2048),)
+        sizes = (rows, features, x.stride(0), 1, 2048)
+        rotated_operand_kernel[grid](x, out, *sizes, LEADS=DEVICE == "cuda", num_warps=1)
+        expected = rotate_groups(x.cpu().double(), 256).view(rows, -1, 4, 8, 2, 4)
+        expected = expected.permute(0, 1, 5, 3, 2, 4).reshape(rows, features)
+        assert_close(out, expected)
+
+
 def check_every_plan():
-    # The interpreter multiplies in FP32 only.
+    # The interpreter multiplies in FP32 only. On a GPU every case is a compilation.
     dtypes = FLOATS if DEVICE == "cuda" else (torch.float32,)
     shapes = (SHAPES[1], SHAPES[5], SHAPES[6])
-    for plan, (rows, outputs, features, _), dtype in product(PLANS, shapes, dtypes):
+    for index, (plan, shape) in enumerate(product(PLANS, shapes)):
+        rows, outputs, features, _ = shape
+        dtype = dtypes[index % len(dtypes)]
         weight, exact = make_weight(outputs, features)
         x = normal(rows, features, seed=3, dtype=dtype).to(DEVICE)
         operand = x
@@ -164,23 +181,23 @@ def check_linear_prepared():
 
 
 def check_linear():
-    for (rows, outputs, features, group), (dynamic, high_first) in zip(
-        SHAPES, list(product((True, False), (True, False))) * 2 + [(True, True)], strict=True
-    ):
-        for dtype in FLOATS if DEVICE == "cuda" else (FLOATS[rows % 3],):
-            weight, exact = make_weight(outputs, features, high_first=high_first)
-            # Integers: their rotations are exact, so both sides store the same codes.
-            x = normal(rows, features, seed=7).mul(9).round().to(dtype)
-            given = None if dynamic else torch.tensor(0.003)
-            bias = bias_of(outputs, FLOATS[rows % 3])
-            prepared = reference.prepare_input(x, given, dynamic, group_size=group)
-            values = PiperNVFP4Tensor(*prepared[:2], 16, torch.float32, prepared[2], None, True)
-            expected = values.dequantize().double() @ exact.t() + bias.cpu().double()
-            operands = move(x, weight.qdata, weight.scale, weight.per_tensor_scale, given)
-            with poisoned_allocations():
-                actual = BACKEND.linear(*operands, bias, dynamic, high_first, group_size=group)
-            assert (actual.shape, actual.dtype) == ((rows, outputs), dtype)
-            assert_close(actual, expected, dtype)
+    flags = list(product((True, False), (True, False)))
+    for index, (rows, outputs, features, group) in enumerate(SHAPES):
+        dynamic, high_first = flags[index % len(flags)]
+        dtype = FLOATS[rows % 3]
+        weight, exact = make_weight(outputs, features, high_first=high_first)
+        # Integers: their rotations are exact, so both sides store the same codes.
+        x = normal(rows, features, seed=7).mul(9).round().to(dtype)
+        given = None if dynamic else torch.tensor(0.003)
+        bias = bias_of(outputs, FLOATS[rows % 3])
+        prepared = reference.prepare_input(x, given, dynamic, group_size=group)
+        values = PiperNVFP4Tensor(*prepared[:2], 16, torch.float32, prepared[2], None, True)
+        expected = values.dequantize().double() @ exact.t() + bias.cpu().double()
+        operands = move(x, weight.qdata, weight.scale, weight.per_tensor_scale, given)
+        with poisoned_allocations():
+            actual = BACKEND.linear(*operands, bias, dynamic, high_first, group_size=group)
+        assert (actual.shape, actual.dtype) == ((rows, outputs), dtype)
+        assert_close(actual, expected, dtype)
 
 
 def check_corner_values():
@@ -259,7 +276,7 @@ def check_unaligned_storage():
 
 if __name__ == "__main__":
     for name, check in list(globals().items()):
-        if name.startswith("check_"):
+        if name.startswith("check_") and name in (sys.argv[2:] or [name]):
             begin = time.perf_counter()
             check()
             print(name, f"{time.perf_counter() - begin:.1f} s")

@@ -8,7 +8,7 @@ import torch
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 from piper_kernels.weights.nvfp4._layout import swap_packed_pairs, unswizzle_scale
 
-DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
+DEVICE = "cuda" if sys.argv[1:2] == ["cuda"] else "cpu"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -25,7 +25,8 @@ from piper_kernels.linear.nvfp4._nvidia import hopper_layouts  # noqa: E402
 
 ROWS = (1, 7, 16, 17, 31, 33, 127, 129, 320, 1000)
 PLANS = [
-    HopperPlan(8, 128, 2, 8, w_stages=6, held_steps=16),
+    HopperPlan(8, 128, 2, 8, w_stages=6, held_steps=16, turns=2),
+    HopperPlan(8, 128, 3, 8, w_stages=6, held_steps=4),
     HopperPlan(16, 128, 2, 8, w_stages=5, held_steps=16, chunk=2),
     HopperPlan(16, 128, 4, 8, w_stages=4, held_steps=4, chunk=2),
     HopperPlan(32, 128, 2, 8, w_stages=4, x_stages=8),
@@ -66,7 +67,7 @@ def emulate(words, scale, x, rows):
     each = raw.contiguous().view(torch.float8_e4m3fn).view(outputs, 16)
     factors = (each.float() * 2.0**118).bfloat16().repeat_interleave(4, 1)
     total = torch.zeros(outputs, rows, dtype=torch.float64)
-    places = ((0, 0x000F, 0x1040), (0, 0x00F0, 0x0104), (6, 0x003C, 0x0410), (6, 0x03C0, 0x0041))
+    places = ((0, 0x000F, 0x1040), (0, 0x00F0, 0x0104), (8, 0x000F, 0x1040), (8, 0x00F0, 0x0104))
     for p, (shift, mask, copies) in enumerate(places):
         # Two words are decoded at once: what leaves the lower one must not reach the upper one.
         pair = words.view(torch.int32).long() & 0xFFFFFFFF
@@ -141,8 +142,11 @@ def test_compiles(plan, tmp_path, monkeypatch):
     biased = PLANS.index(plan) % 2 == 1
     kernel = hopper.hopper_stream_kernel if plan.held_steps else hopper.hopper_product_kernel
     names = list(kernel.arg_names)
-    constants = dict(hopper.options_of(plan, high_first=biased, levels=(biased, True), bias=biased))
-    options = {"num_warps": constants.pop("num_warps")}
+    constants = hopper.constants_of(
+        plan, high_first=biased, levels=(biased, True), bias=biased, follows=plan.rows == 8
+    )
+    assert list(constants) == names[-len(constants) :]
+    options = {"num_warps": plan.num_warps}
 
     def descriptor(rows, columns, name):
         layout = hopper.operand_layout(rows, columns, int(name.strip("bfi")))
@@ -201,7 +205,8 @@ class TestOnHopper:
     def test_weight_only(self, weight, rows):
         operands = weight.qdata, weight.scale, weight.per_tensor_scale
         exact = weight.dequantize(torch.float32).double()
-        for index, (group, high_first) in enumerate(itertools.product((0, 64), (False, True))):
+        orders = ((0, False), (0, True), (64, False), (256, True))
+        for index, (group, high_first) in enumerate(orders):
             x = torch.randn(rows, 2, exact.shape[1], device="cuda", dtype=torch.bfloat16)[:, 1]
             bias_dtype = (None, torch.float16, torch.bfloat16, torch.float32)[(index + rows) % 4]
             bias = None

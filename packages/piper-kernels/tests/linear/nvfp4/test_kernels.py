@@ -1,6 +1,7 @@
 """The linear kernels: in the interpreter, as machine code for every target, and on a GPU."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_operands(target):
     build(_operand_kernels.quantized_operand_kernel, target, arranged | {"DYNAMIC": True})
     for arrangement in (64, 256) if target == "sm_90" else (64,):
         arranged["ARRANGEMENT"] = arrangement
-        build(_operand_kernels.dense_operand_kernel, target, arranged)
+        leads = {"LEADS": arrangement == 256}
+        build(_operand_kernels.dense_operand_kernel, target, arranged | leads)
+    rotated = {"ROWS": 1, "SIZE": 2048, "LEADS": target == "sm_90"}
+    build(_operand_kernels.rotated_operand_kernel, target, rotated, {"num_warps": 1})
     del arranged["GROUP"]
     layout = {"SWIZZLED": True, "HIGH_FIRST": False}
     build(_operand_kernels.packed_operand_kernel, target, arranged | layout)
@@ -186,8 +190,9 @@ def test_operands(target):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    def test_numerics(self):
-        run_checks("cuda")
+    @pytest.mark.parametrize("check", re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.M))
+    def test_numerics(self, check):
+        run_checks("cuda", check)
 
     @pytest.mark.parametrize("rows", [1, 16, 65, 1000])
     @pytest.mark.parametrize("dynamic", [None, False, True])

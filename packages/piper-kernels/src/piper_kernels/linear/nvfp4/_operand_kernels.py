@@ -10,8 +10,10 @@ An input is activated, rotated and quantized in one pass, or brought into the op
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from piper_kernels._triton.convrot import rotate, rotate_mirrored
+from piper_kernels._triton.convrot_rows import rotate_quarters_mirrored
 from piper_kernels._triton.nvfp4 import (
     block_scales,
     decode_e2m1,
@@ -184,7 +186,7 @@ def _store_operand(values, out, rows, row_mask, first, width, ARRANGEMENT: tl.co
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows"])
 def dense_operand_kernel(
     source,
     out,
@@ -197,8 +199,14 @@ def dense_operand_kernel(
     ARRANGEMENT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LEADS: tl.constexpr,
 ):
-    """Rotate a dense input, multiply it by ``factor`` and arrange it; pads to ``width``."""
+    """Rotate a dense input, multiply it by ``factor`` and arrange it; pads to ``width``.
+
+    With ``LEADS`` a kernel that waits for this one may start before it ends.
+    """
+    if LEADS:
+        gdc_launch_dependents()
     rows, row_mask, first = _tile(tl.program_id(0), total_rows, width, ROWS, COLUMNS)
     values = _load_activated(
         source, rows, row_mask, first, features, row_stride, COLUMNS, False, False
@@ -206,6 +214,66 @@ def dense_operand_kernel(
     if GROUP > 0:
         values = rotate(values * factor, GROUP)
     _store_operand(values, out, rows, row_mask, first, width, ARRANGEMENT)
+
+
+@triton.jit
+def _quarter(row_starts, row_mask, first, features, QUARTER: tl.constexpr, SIZE: tl.constexpr):
+    """Return FP32 ``[ROWS, SIZE / 4]``: one quarter of every group of 256 of a tile."""
+    index = tl.arange(0, SIZE // 4)
+    columns = (first + index // 64 * 256 + QUARTER * 64 + index % 64)[None, :]
+    mask = row_mask[:, None] & (columns < features)
+    return tl.load(row_starts + columns, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["total_rows"])
+def rotated_operand_kernel(
+    source,
+    out,
+    total_rows,
+    features,
+    row_stride,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LEADS: tl.constexpr,
+):
+    """Rotate a dense input by groups of 256 and arrange it by 256, with few exchanges.
+
+    The quarters of a group are separate values of a thread, which therefore has whole 16 bytes
+    of the arranged operand; see ``convrot_rows.rotate_quarters_mirrored``.
+
+    Args:
+        source: Pointer to floating ``[total_rows, features]``, unit column stride.
+        out: Pointer to floating ``[total_rows, features]``, contiguous.
+        total_rows: Rows of the input.
+        features: Columns, a multiple of 256.
+        row_stride: Elements between rows of ``source``.
+        ROWS: Rows of a tile.
+        SIZE: Columns of a tile, a multiple of 256.
+        LEADS: See ``dense_operand_kernel``.
+    """
+    if LEADS:
+        gdc_launch_dependents()
+    rows, row_mask, first = _tile(tl.program_id(0), total_rows, features, ROWS, SIZE)
+    start = source + rows[:, None] * row_stride
+    a = _quarter(start, row_mask, first, features, 0, SIZE)
+    b = _quarter(start, row_mask, first, features, 1, SIZE)
+    c = _quarter(start, row_mask, first, features, 2, SIZE)
+    d = _quarter(start, row_mask, first, features, 3, SIZE)
+    a, b, c, d = rotate_quarters_mirrored(a, b, c, d, 256)
+    dtype = out.dtype.element_ty
+    # Groups are reversed: the last quarter is the first, and so on within it.
+    quarters = tl.join(
+        tl.join(d.to(dtype), b.to(dtype)), tl.join(c.to(dtype), a.to(dtype))
+    )  # fmt: skip
+    parts = tl.reshape(quarters, (ROWS, SIZE // 256, 8, 2, 4, 4))
+    second, first_of_pair = tl.split(tl.permute(parts, (0, 1, 2, 4, 5, 3)))
+    values = tl.reshape(tl.join(first_of_pair, second), (ROWS, SIZE // 256, 8, 4, 8))
+    group = first + 256 * tl.arange(0, SIZE // 256)[None, :, None, None, None]
+    column = group + (7 - tl.arange(0, 8)[None, None, :, None, None]) * 8
+    column += (3 - tl.arange(0, 4)[None, None, None, :, None]) * 64
+    column += tl.arange(0, 8)[None, None, None, None, :]
+    mask = row_mask[:, None, None, None, None] & (column < features)
+    tl.store(out + rows[:, None, None, None, None] * features + column, values, mask=mask)
 
 
 @triton.jit

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from piper_kernels._triton.launching import Launcher
 from piper_kernels._triton.targets import accelerator_target, dot_precision, sm_count
+from piper_kernels.linear.nvfp4._keys import launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._operand_kernels import packed_operand_kernel
 from piper_kernels.linear.nvfp4._plan import ProductPlan
@@ -23,6 +25,7 @@ DECODE_ROWS, DECODE_COLUMNS = 8, 256
 # Rows of the weight that are decoded at once stay in the cache until they are multiplied.
 DECODED_BYTES = 32 * 2**20
 DECODED_PART = 128
+_finish_parts = Launcher(finish_kernel)
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -33,6 +36,8 @@ def multiply(
     out: Tensor,
     plan: Plan,
     input_factor: float = 1.0,
+    *,
+    follows: bool = False,
 ) -> None:
     """Store ``operand @ weight.T * levels + bias``, accumulated in FP32 and rounded once.
 
@@ -43,9 +48,11 @@ def multiply(
         out: Floating ``[rows, outputs]`` with unit column stride.
         plan: The schedule.
         input_factor: Power of two that the operand was divided by.
+        follows: Whether the kernel that wrote the operand is the last one on the stream and lets
+            this product start before it ends.
     """
     if isinstance(plan, HopperPlan):
-        _multiply_on_hopper(operand, input_level, weight, out, plan, input_factor)
+        _multiply_on_hopper(operand, input_level, weight, out, plan, input_factor, follows)
     elif plan.decoded:
         _multiply_decoded(operand, input_level, weight, out, input_factor)
     else:
@@ -59,6 +66,7 @@ def _multiply_on_hopper(
     out: Tensor,
     plan: HopperPlan,
     input_factor: float,
+    follows: bool,
 ) -> None:
     from piper_kernels.linear.nvfp4._nvidia import hopper
 
@@ -66,19 +74,11 @@ def _multiply_on_hopper(
     if plan.splits > 1:
         shape = (plan.splits * operand.shape[0], weight.outputs)
         target = operand.new_empty(shape, dtype=torch.float32)
+    processors = sm_count(operand.device)
     hopper.launch(
-        operand,
-        input_level,
-        weight.qdata,
-        weight.scale,
-        weight.level,
-        weight.bias,
-        target,
-        plan,
-        sm_count(operand.device),
-        high_first=weight.high_first,
-        input_factor=input_factor,
-    )
+        operand, input_level, weight, target, plan, processors,
+        input_factor=input_factor, follows=follows,
+    )  # fmt: skip
     if plan.splits > 1:
         numerics = _numerics(weight, input_level, operand.dtype, native=True)
         levels = (input_level, weight.level, weight.bias)
@@ -173,25 +173,16 @@ def _finish(
     ``dependent`` lets it start while the kernel that stores the parts still runs.
     """
     rows, outputs = out.shape
-    options = {"launch_pdl": True} if dependent else {}
     bias = levels[2]
     tile_rows = 1 if rows <= FEW_ROWS else FINISH_ROWS
-    grid = (triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, FINISH_OUTPUTS),)
-    finish_kernel[grid](
-        sums,
-        *levels,
-        out,
-        rows,
-        outputs,
-        0 if bias is None else bias.stride(0),
-        out.stride(0),
-        input_factor,
-        SPLITS=splits,
-        ROWS=tile_rows,
-        OUTPUTS=FINISH_OUTPUTS,
-        DEPENDENT=dependent,
-        **options,
-        **numerics,
+    strides = (0 if bias is None else bias.stride(0), out.stride(0))
+    constants = (splits, tile_rows, FINISH_OUTPUTS, *numerics.values(), dependent)
+    tensors = (sums, *levels, out)
+    _finish_parts(
+        ceil_div(rows, tile_rows) * ceil_div(outputs, FINISH_OUTPUTS),
+        (*tensors, rows, outputs, *strides, input_factor, *constants),
+        {"launch_pdl": True} if dependent else {},
+        launch_key(tensors, rows >> 31, outputs, strides, constants),
     )
 
 

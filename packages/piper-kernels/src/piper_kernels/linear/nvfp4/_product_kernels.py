@@ -247,7 +247,7 @@ def product_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows"])
 def finish_kernel(
     partials,
     input_level,

@@ -12,7 +12,6 @@ synchronized and nothing is read back, so every call can be captured.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
@@ -20,6 +19,7 @@ from piper_kernels._triton.products import rows_side_by_side
 from piper_kernels._triton.runtime import as_words, launch_guard
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.linear.nvfp4 import _operand_kernels
+from piper_kernels.linear.nvfp4._operands import COLUMNS, ROWS, dense_operand, operand_grid
 from piper_kernels.linear.nvfp4._portable import Prepared
 from piper_kernels.linear.nvfp4._product import multiply
 from piper_kernels.linear.nvfp4._weight import (
@@ -36,10 +36,6 @@ from piper_kernels.weights.nvfp4._layout import (
     scale_shape,
 )
 from piper_kernels.weights.nvfp4._tiles import AMAX_SLOTS
-
-# A row of a bf16 tile is one 16-byte load of every thread of a warp, and holds whole groups.
-COLUMNS = 256
-ROWS = 8
 
 
 class TritonBackend:
@@ -106,7 +102,7 @@ class TritonBackend:
                 return prepared
             target = accelerator_target(input.device)
             with as_words(qdata) as qdata_words:
-                _operand_kernels.encode_input_kernel[_grid(rows, features)](
+                _operand_kernels.encode_input_kernel[operand_grid(rows, features)](
                     matrix,
                     qdata_words,
                     scale.view(torch.uint8),
@@ -151,7 +147,7 @@ class TritonBackend:
                 plan = plan_of(weight, rows, dtype)
                 width = operand_width(features, plan)
                 operand = input_qdata.new_empty((rows, width), dtype=dtype)
-                _operand_kernels.packed_operand_kernel[_grid(rows, width)](
+                _operand_kernels.packed_operand_kernel[operand_grid(rows, width)](
                     input_qdata,
                     input_scale.view(torch.uint8),
                     operand,
@@ -182,7 +178,7 @@ class TritonBackend:
     ) -> Tensor:
         """Return the linear of an input that is not quantized."""
         matrix = _matrix(input)
-        rows, features = matrix.shape
+        rows = matrix.shape[0]
         weight = Weight(
             weight_qdata, weight_scale, weight_per_tensor_scale, bias, swizzled, high_first
         )
@@ -191,27 +187,8 @@ class TritonBackend:
             with launch_guard(input.device):
                 dtype = operand_dtype(input.dtype, input.device)
                 plan = plan_of(weight, rows, dtype)
-                factor = 1.0
-                operand = matrix
-                if plan.arrangement or group_size:
-                    # A rotated float16 input may leave its range; this keeps it inside.
-                    factor = group_size**0.5 if group_size and dtype == torch.float16 else 1.0
-                    width = operand_width(features, plan)
-                    operand = matrix.new_empty((rows, width), dtype=dtype)
-                    _operand_kernels.dense_operand_kernel[_grid(rows, width)](
-                        matrix,
-                        operand,
-                        rows,
-                        features,
-                        width,
-                        matrix.stride(0),
-                        1.0 / factor,
-                        GROUP=group_size,
-                        ARRANGEMENT=plan.arrangement,
-                        ROWS=ROWS,
-                        COLUMNS=COLUMNS,
-                    )
-                multiply(operand, None, weight, out, plan, factor)
+                operand, factor, leads = dense_operand(matrix, dtype, group_size, plan)
+                multiply(operand, None, weight, out, plan, factor, follows=leads)
         return out.view(*input.shape[:-1], weight.outputs)
 
 
@@ -229,7 +206,7 @@ def decode_rows(qdata: Tensor, scale: Tensor) -> Tensor:
     operand = qdata.new_empty((rows, features), dtype=operand_dtype(None, qdata.device))
     if rows:
         with launch_guard(qdata.device):
-            _operand_kernels.packed_operand_kernel[_grid(rows, features)](
+            _operand_kernels.packed_operand_kernel[operand_grid(rows, features)](
                 qdata,
                 scale.view(torch.uint8),
                 operand,
@@ -252,10 +229,6 @@ def _matrix(value: Tensor) -> Tensor:
     return rows_side_by_side(value.reshape(-1, value.shape[-1]))
 
 
-def _grid(rows: int, features: int) -> tuple[int]:
-    return (triton.cdiv(rows, ROWS) * triton.cdiv(features, COLUMNS),)
-
-
 def _empty_prepared(matrix: Tensor, rows: int, features: int) -> Prepared:
     return (
         matrix.new_empty((rows, features // 2), dtype=torch.uint8),
@@ -273,7 +246,7 @@ def _level_sources(
     amax_bits = torch.zeros(AMAX_SLOTS.value, dtype=torch.int32, device=matrix.device)
     rows = matrix.shape[0]
     if rows:
-        _operand_kernels.input_amax_kernel[_grid(rows, features)](
+        _operand_kernels.input_amax_kernel[operand_grid(rows, features)](
             matrix,
             amax_bits,
             rows,
@@ -296,7 +269,7 @@ def _quantized_operand(
     width = operand_width(features, plan)
     operand = matrix.new_empty((rows, width), dtype=operand_dtype(None, matrix.device))
     level = matrix.new_empty((), dtype=torch.float32)
-    _operand_kernels.quantized_operand_kernel[_grid(rows, width)](
+    _operand_kernels.quantized_operand_kernel[operand_grid(rows, width)](
         matrix,
         operand,
         given,

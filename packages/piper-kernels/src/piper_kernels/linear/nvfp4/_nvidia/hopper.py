@@ -1,24 +1,32 @@
-"""Launcher of the Gluon product of NVFP4 weights for Hopper. Importing needs Triton with Gluon."""
+"""Launchers of the Gluon products of NVFP4 weights for Hopper. Needs Triton with Gluon."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.launching import Launcher
+from piper_kernels.linear.nvfp4._keys import launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._nvidia.hopper_product_kernel import hopper_product_kernel
 from piper_kernels.linear.nvfp4._nvidia.hopper_stream_kernel import hopper_stream_kernel
+from piper_kernels.linear.nvfp4._weight import Weight
+from piper_kernels.weights.nvfp4._layout import ceil_div
 
 COPY_REGISTERS = 24
 ARRANGE_REGISTERS = 112  # beside eight warps that multiply
+SECOND_REGISTERS = 88
 # Decoded weights are divided by it.
 OPERAND_FACTOR = 2.0**8
+
+_product = Launcher(hopper_product_kernel)
+_stream = Launcher(hopper_stream_kernel)
 
 
 @cache
@@ -33,92 +41,128 @@ def operand_layout(rows: int, columns: int, bits: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([rows, columns], {16: gl.int16, 32: gl.int32}[bits])
 
 
-@cache
-def options_of(
-    plan: HopperPlan, *, high_first: bool, levels: tuple[bool, bool], bias: bool
+def constants_of(
+    plan: HopperPlan,
+    *,
+    high_first: bool,
+    levels: tuple[bool, bool],
+    bias: bool,
+    follows: bool = False,
 ) -> dict[str, Any]:
-    """Return the constants and launch options of a plan's kernel.
+    """Return the constants of a plan's kernel, in its order.
 
     Args:
         plan: The schedule.
         high_first: Whether the even feature is the high nibble of a byte.
         levels: Whether the input and the weight have a second scale level.
         bias: Whether there is a bias.
+        follows: See ``launch``.
     """
-    options: dict[str, Any] = {
+    flags = {"HIGH_FIRST": high_first, "LEVEL_X": levels[0], "LEVEL_W": levels[1], "BIAS": bias}
+    if not plan.held_steps:
+        cut: dict[str, Any] = {
+            "X_STAGES": plan.x_stages,
+            "W_STAGES": plan.w_stages,
+            "GROUP": plan.group,
+            "SPLITS": plan.splits,
+        }
+        return cut | flags | {"COPY_REGISTERS": COPY_REGISTERS}
+    cut = {
+        "ROWS": plan.rows,
+        "STEPS": plan.held_steps,
         "W_STAGES": plan.w_stages,
         "SPLITS": plan.splits,
-        "HIGH_FIRST": high_first,
-        "LEVEL_X": levels[0],
-        "LEVEL_W": levels[1],
-        "BIAS": bias,
-        "COPY_REGISTERS": COPY_REGISTERS,
-        "num_warps": plan.num_warps,
+        "HELD": operand_layout(4 * plan.held_steps * plan.rows, 64, 16),
     }
-    if plan.held_steps:
-        return options | {
-            "ROWS": plan.rows,
-            "STEPS": plan.held_steps,
-            "CHUNKS": max(1, plan.held_steps // plan.chunk),
-            "HELD": operand_layout(4 * plan.held_steps * plan.rows, 64, 16),
-            "ARRANGE_REGISTERS": ARRANGE_REGISTERS,
-        }
-    return options | {"X_STAGES": plan.x_stages, "GROUP": plan.group}
+    rest = {
+        "CHUNKS": max(1, plan.held_steps // plan.chunk),
+        "ARRANGE_REGISTERS": ARRANGE_REGISTERS,
+        "COPY_REGISTERS": COPY_REGISTERS,
+        "FOLLOWS": follows,
+        "TURNS": plan.turns,
+        "SECOND_REGISTERS": SECOND_REGISTERS,
+    }
+    return cut | flags | rest
 
 
 def launch(
     operand: Tensor,
     input_level: Tensor | None,
-    qdata: Tensor,
-    scale: Tensor,
-    level: Tensor | None,
-    bias: Tensor | None,
+    weight: Weight,
     out: Tensor,
     plan: HopperPlan,
     sm_count: int,
     *,
-    high_first: bool,
     input_factor: float = 1.0,
+    follows: bool = False,
 ) -> None:
     """Store ``operand @ weight.T * levels + bias``, or FP32 sums of the parts of a split plan.
 
     Args:
         operand: bf16 ``[rows, features]`` with unit column stride, arranged as the plan says.
         input_level: FP32 scalar second level of the input, or ``None``.
-        qdata: uint8 ``[outputs, features / 2]``, contiguous, 16-byte aligned.
-        scale: Swizzled float8_e4m3fn block scales, contiguous, 16-byte aligned.
-        level: FP32 scalar second level of the weight, or ``None``.
-        bias: Floating ``[outputs]`` of any stride, or ``None``.
+        weight: The weight; codes and swizzled scales start at multiples of 16 bytes.
         out: ``[rows, outputs]`` with unit column stride, or FP32 ``[splits * rows, outputs]``.
         plan: The schedule.
         sm_count: Multiprocessors of the device.
-        high_first: Whether the even feature is the high nibble of a byte.
         input_factor: Power of two that the operand was divided by.
+        follows: Whether the last kernel on the stream is the one that wrote the operand, started
+            when all before it had ended, and lets this one start before it ends. The weight of
+            few rows is then read while that one runs.
     """
     rows, features = operand.shape
-    outputs = qdata.shape[0]
-    words = qdata.view(torch.int16)
-    scale_words = scale.view(-1).view(torch.int32).view(-1, 32)
-    w_block = [plan.outputs, 64]
-    w_descriptors = (
-        TensorDescriptor.from_tensor(words, w_block, operand_layout(*w_block, 16)),
-        TensorDescriptor.from_tensor(scale_words, [16, 32], operand_layout(16, 32, 32)),
+    outputs, bias = weight.outputs, weight.bias
+    codes = (
+        descriptor(weight.qdata.data_ptr(), torch.int16, outputs, features // 4, plan.outputs, 64),
+        descriptor(weight.scale.data_ptr(), torch.int32, weight.scale.numel() // 128, 32, 16, 32),
     )
-    epilogue = (input_level, level, bias, out, rows, outputs, features)
+    epilogue = (input_level, weight.level, bias, out)
+    levels = (input_level is not None, weight.level is not None)
     strides = (0 if bias is None else bias.stride(0), out.stride(0))
     factor = input_factor * OPERAND_FACTOR
-    levels = input_level is not None, level is not None
-    options = options_of(plan, high_first=high_first, levels=levels, bias=bias is not None)
-    output_tiles = triton.cdiv(outputs, plan.outputs)
+    output_tiles = ceil_div(outputs, plan.outputs)
+    follows = follows and plan.held_steps > 0
+    constants = _constant_values(plan, weight.high_first, levels, bias is not None, follows)
+    options = {"num_warps": plan.num_warps, "launch_pdl": True}
     if plan.held_steps:
-        hopper_stream_kernel[(output_tiles, plan.splits)](
-            operand, *w_descriptors, *epilogue, operand.stride(0), *strides, factor,
-            launch_pdl=True, **options,
-        )  # fmt: skip
+        numbers = (outputs, features, operand.stride(0), *strides)
+        key = launch_key((operand, *epilogue), numbers, plan, constants)
+        arguments = (operand, *codes, *epilogue, rows, *numbers, factor, *constants)
+        _stream(output_tiles * plan.splits, arguments, options, key)
         return
-    x_block = [plan.rows, 64]
-    x_descriptor = TensorDescriptor.from_tensor(operand, x_block, operand_layout(*x_block, 16))
-    units = triton.cdiv(rows, plan.rows) * output_tiles * plan.splits
-    hopper_product_kernel[(min(units, sm_count),)](
-        x_descriptor, *w_descriptors, *epilogue, *strides, factor, **options
-    )
+    x = descriptor(operand.data_ptr(), operand.dtype, rows, features, plan.rows, 64)
+    units = ceil_div(rows, plan.rows) * output_tiles * plan.splits
+    numbers = (outputs, features, *strides)
+    key = launch_key(epilogue, rows >> 31, numbers, plan, constants)
+    arguments = (x, *codes, *epilogue, rows, *numbers, factor, *constants)
+    _product(min(units, sm_count), arguments, options, key)
+
+
+@lru_cache(maxsize=1024)
+def _constant_values(
+    plan: HopperPlan, high_first: bool, levels: tuple[bool, bool], bias: bool, follows: bool
+) -> tuple[Any, ...]:
+    constants = constants_of(plan, high_first=high_first, levels=levels, bias=bias, follows=follows)
+    return tuple(constants.values())
+
+
+@dataclass(frozen=True)
+class _Address:
+    """Memory, as far as a descriptor asks for it; it keeps nothing alive."""
+
+    start: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """Return where the memory starts."""
+        return self.start
+
+
+@lru_cache(maxsize=4096)
+def descriptor(
+    start: int, dtype: torch.dtype, rows: int, columns: int, block_rows: int, block_columns: int
+) -> TensorDescriptor:
+    """Return the TMA description of contiguous ``[rows, columns]``, read in tiles."""
+    block = [block_rows, block_columns]
+    layout = operand_layout(*block, 8 * dtype.itemsize)
+    return TensorDescriptor(_Address(start, dtype), [rows, columns], [columns, 1], block, layout)

@@ -62,9 +62,9 @@ def _decode(words, pairs, p: gl.constexpr):
     elif p == 1:
         place: gl.constexpr = "and.b32 m, $1, 0x00F000F0; mul.lo.u32 m, m, 0x0104;"
     elif p == 2:
-        place: gl.constexpr = "shr.u32 m, $1, 6; and.b32 m, m, 0x003C003C; mul.lo.u32 m, m, 0x0410;"
+        place: gl.constexpr = "shr.u32 m, $1, 8; and.b32 m, m, 0x000F000F; mul.lo.u32 m, m, 0x1040;"
     else:
-        place: gl.constexpr = "shr.u32 m, $1, 6; and.b32 m, m, 0x03C003C0; mul.lo.u32 m, m, 0x0041;"
+        place: gl.constexpr = "shr.u32 m, $1, 8; and.b32 m, m, 0x00F000F0; mul.lo.u32 m, m, 0x0104;"
     code: gl.constexpr = (
         "{ .reg .b32 m, z; mov.b32 z, 0x80008000; "
         + place

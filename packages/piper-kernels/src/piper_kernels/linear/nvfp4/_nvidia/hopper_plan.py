@@ -32,6 +32,7 @@ class HopperPlan:
             it is streamed, from an arranged operand.
         group: Output tiles that share an input tile in a row.
         chunk: Steps of a kept input that are arranged at a time.
+        turns: How many times ``num_warps`` share the steps of a kept input.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class HopperPlan:
     held_steps: int = 0
     group: int = 8
     chunk: int = 4
+    turns: int = 1
 
     @property
     def arrangement(self) -> int:
@@ -87,6 +89,7 @@ def _held_plan(rows: int, outputs: int, steps: int, processors: int) -> HopperPl
         w_stages=min(stages, 6),
         held_steps=held,
         chunk=32 // tile_rows,
+        turns=2 if tile_rows == 8 else 1,
     )
 
 

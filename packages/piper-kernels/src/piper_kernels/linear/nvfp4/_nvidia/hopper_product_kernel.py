@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from piper_kernels.linear.nvfp4._nvidia.hopper_decode import left_operand, load_step
 from piper_kernels.linear.nvfp4._nvidia.hopper_epilogue import store_tile
@@ -185,6 +185,8 @@ def hopper_product_kernel(
     output_tiles = gl.cdiv(outputs, OUTPUTS)
     steps = features // 256
     units = row_tiles * output_tiles * SPLITS
+    # What follows reads what kernels before this one wrote.
+    gdc_wait()
     gl.warp_specialize(
         [
             (

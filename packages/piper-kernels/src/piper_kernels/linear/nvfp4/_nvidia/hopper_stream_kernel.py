@@ -2,8 +2,9 @@
 
 A program has some weight rows and a part of the depth. Four warps arrange that part of the input
 in shared memory, where it stays; warpgroups decode codes into the left operands of products with
-it, while one warp keeps TMA copies of the next codes and block scales in flight. Importing needs a
-Triton with Gluon's Hopper API.
+it, while one warp keeps TMA copies of the next codes and block scales in flight. Twice as many
+warpgroups take turns with the steps, where registers allow it. Importing needs a Triton with
+Gluon's Hopper API.
 """
 
 # ruff: noqa: ANN001, ANN202  # the types of device functions are their docstrings
@@ -53,6 +54,7 @@ def _copy_partition(
 @gluon.jit
 def _arrange_partition(
     source, held, x_ready, start, stop, rows, source_row_stride, STEPS: gl.constexpr,
+    FOLLOWS: gl.constexpr,
 ):  # fmt: skip
     """Arrange the input of this program in shared memory, some steps at a time."""
     CHUNKS: gl.constexpr = x_ready.shape[0]
@@ -62,6 +64,8 @@ def _arrange_partition(
     parts = held._reinterpret(gl.bfloat16, [CHUNKS, CHUNK * 4 * ROWS, 64], held.type.layout)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     row_start = gl.expand_dims(row.to(gl.int64) * source_row_stride, 1)
+    if FOLLOWS:
+        gdc_wait()
     for chunk in range(gl.cdiv(stop - start, CHUNK)):
         column = gl.arange(0, CHUNK * 256, layout=gl.SliceLayout(0, layout))
         column += (start + chunk * CHUNK) * 256
@@ -74,14 +78,11 @@ def _arrange_partition(
 
 
 @gluon.jit
-def _multiply_partition(
-    held, x_ready, word_ring, scale_ring, ready, empty, input_level, weight_level, bias, out,
-    output_tile, part, start, stop, rows, outputs, bias_stride, out_row_stride, factor,
-    STEPS: gl.constexpr, SPLITS: gl.constexpr,
-    HIGH_FIRST: gl.constexpr, LEVEL_X: gl.constexpr, LEVEL_W: gl.constexpr,
-    BIAS: gl.constexpr,
+def _sum_of_steps(
+    held, x_ready, word_ring, scale_ring, ready, empty, start, stop, STEPS: gl.constexpr,
+    HIGH_FIRST: gl.constexpr, TURN: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """Decode and multiply what the ring holds, and store the tile."""
+    """Decode and multiply every ``TURNS``-th step that the ring holds, from ``TURN`` on."""
     STAGES: gl.constexpr = word_ring.shape[0]
     OUTPUTS: gl.constexpr = word_ring.shape[1]
     ROWS: gl.constexpr = held.shape[0] // (4 * STEPS)
@@ -95,8 +96,7 @@ def _multiply_partition(
     FLIP: gl.constexpr = 1 if HIGH_FIRST else 0
     accumulator = gl.zeros((OUTPUTS, ROWS), gl.float32, layout)
     before = gl.zeros((OUTPUTS, 64), gl.bfloat16, left)
-    for step in range(start, stop):
-        turn = step - start
+    for turn in range(TURN, stop - start, TURNS):
         slot = turn % STAGES
         mbarrier.wait(ready.index(slot), (turn // STAGES) & 1)
         words, pairs = load_step(word_ring.index(slot), scale_ring.index(slot))
@@ -112,6 +112,38 @@ def _multiply_partition(
                 mbarrier.arrive(empty.index(slot), count=1)
             before = values
     accumulator, _ = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator, before))
+    return accumulator
+
+
+@gluon.jit
+def _second_partition(
+    held, x_ready, word_ring, scale_ring, ready, empty, other, other_ready, start, stop,
+    STEPS: gl.constexpr, HIGH_FIRST: gl.constexpr,
+):  # fmt: skip
+    """Multiply the odd steps and leave their sums in shared memory."""
+    sums = _sum_of_steps(
+        held, x_ready, word_ring, scale_ring, ready, empty, start, stop, STEPS, HIGH_FIRST, 1, 2
+    )
+    other.store(sums)
+    mbarrier.arrive(other_ready, count=1)
+
+
+@gluon.jit
+def _multiply_partition(
+    held, x_ready, word_ring, scale_ring, ready, empty, other, other_ready, input_level,
+    weight_level, bias, out, output_tile, part, start, stop, rows, outputs, bias_stride,
+    out_row_stride, factor, STEPS: gl.constexpr, SPLITS: gl.constexpr,
+    HIGH_FIRST: gl.constexpr, LEVEL_X: gl.constexpr, LEVEL_W: gl.constexpr,
+    BIAS: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """Decode and multiply what the ring holds, or the even steps of it, and store the tile."""
+    accumulator = _sum_of_steps(
+        held, x_ready, word_ring, scale_ring, ready, empty, start, stop, STEPS, HIGH_FIRST, 0,
+        TURNS,
+    )  # fmt: skip
+    if TURNS == 2:
+        mbarrier.wait(other_ready, 0)
+        accumulator += other.load(accumulator.type.layout)
     store_tile(
         accumulator, input_level, weight_level, bias, out, 0, output_tile, part, rows, outputs,
         bias_stride, out_row_stride, factor, SPLITS, LEVEL_X, LEVEL_W, BIAS,
@@ -146,8 +178,14 @@ def hopper_stream_kernel(
     CHUNKS: gl.constexpr,
     ARRANGE_REGISTERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
+    FOLLOWS: gl.constexpr,
+    TURNS: gl.constexpr,
+    SECOND_REGISTERS: gl.constexpr,
 ):
-    """Multiply bf16 ``[rows, features]`` by the codes of ``[outputs, features]``."""
+    """Multiply bf16 ``[rows, features]`` by the codes of ``[outputs, features]``.
+
+    ``FOLLOWS`` and ``TURNS`` are what ``hopper.launch`` and ``HopperPlan`` call so.
+    """
     OUTPUTS: gl.constexpr = word_desc.block_type.shape[0]
     if SPLITS > 1:
         gdc_launch_dependents()
@@ -159,42 +197,85 @@ def hopper_stream_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
     x_ready = gl.allocate_shared_memory(gl.int64, [CHUNKS, 1], mbarrier.MBarrierLayout())
+    other = gl.allocate_shared_memory(
+        gl.float32, [OUTPUTS if TURNS == 2 else 1, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    other_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(other_ready, count=1)
     for chunk in gl.static_range(CHUNKS):
         mbarrier.init(x_ready.index(chunk), count=1)
     for slot in gl.static_range(W_STAGES):
         mbarrier.init(ready.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
-    output_tile = gl.program_id(0)
-    part = gl.program_id(1)
+    output_tiles = gl.cdiv(outputs, OUTPUTS)
+    output_tile = gl.program_id(0) % output_tiles
+    part = gl.program_id(0) // output_tiles
     steps = features // 256
     part_steps = gl.cdiv(steps, SPLITS)
     start = part * part_steps
     stop = gl.minimum(start + part_steps, steps)
-    # What follows reads what kernels before this one wrote.
-    gdc_wait()
-    gl.warp_specialize(
-        [
-            (
-                _multiply_partition,
+    # What follows reads what kernels before this one wrote. Behind the kernel that wrote the input,
+    # which started when all others had ended, only reading the input has to wait.
+    if not FOLLOWS:
+        gdc_wait()
+    if TURNS == 2:
+        gl.warp_specialize(
+            [
                 (
-                    held, x_ready, word_ring, scale_ring, ready, empty, input_level, weight_level,
-                    bias, out, output_tile, part, start, stop, rows, outputs, bias_stride,
-                    out_row_stride, factor, STEPS, SPLITS, HIGH_FIRST,
-                    LEVEL_X, LEVEL_W, BIAS,
+                    _multiply_partition,
+                    (
+                        held, x_ready, word_ring, scale_ring, ready, empty, other, other_ready,
+                        input_level, weight_level, bias, out, output_tile, part, start, stop, rows,
+                        outputs, bias_stride, out_row_stride, factor, STEPS, SPLITS, HIGH_FIRST,
+                        LEVEL_X, LEVEL_W, BIAS, TURNS,
+                    ),
                 ),
-            ),
-            (
-                _arrange_partition,
-                (source, held, x_ready, start, stop, rows, source_row_stride, STEPS),
-            ),
-            (
-                _copy_partition,
                 (
-                    word_desc, scale_desc, word_ring, scale_ring, ready, empty, output_tile,
-                    start, stop, features // 64,
+                    _second_partition,
+                    (
+                        held, x_ready, word_ring, scale_ring, ready, empty, other, other_ready,
+                        start, stop, STEPS, HIGH_FIRST,
+                    ),
                 ),
-            ),
-        ],
-        [4, 1],
-        [ARRANGE_REGISTERS, COPY_REGISTERS],
-    )  # fmt: skip
+                (
+                    _arrange_partition,
+                    (source, held, x_ready, start, stop, rows, source_row_stride, STEPS, FOLLOWS),
+                ),
+                (
+                    _copy_partition,
+                    (
+                        word_desc, scale_desc, word_ring, scale_ring, ready, empty, output_tile,
+                        start, stop, features // 64,
+                    ),
+                ),
+            ],
+            [gl.num_warps(), 4, 1],
+            [SECOND_REGISTERS, ARRANGE_REGISTERS, COPY_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply_partition,
+                    (
+                        held, x_ready, word_ring, scale_ring, ready, empty, other, other_ready,
+                        input_level, weight_level, bias, out, output_tile, part, start, stop, rows,
+                        outputs, bias_stride, out_row_stride, factor, STEPS, SPLITS, HIGH_FIRST,
+                        LEVEL_X, LEVEL_W, BIAS, TURNS,
+                    ),
+                ),
+                (
+                    _arrange_partition,
+                    (source, held, x_ready, start, stop, rows, source_row_stride, STEPS, FOLLOWS),
+                ),
+                (
+                    _copy_partition,
+                    (
+                        word_desc, scale_desc, word_ring, scale_ring, ready, empty, output_tile,
+                        start, stop, features // 64,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [ARRANGE_REGISTERS, COPY_REGISTERS],
+        )  # fmt: skip
