@@ -19,6 +19,7 @@ from phyai.runtime.paged import PagedKVCache
 from phyai.runtime.segments import SegmentPlan, segment_row
 from phyai.triton import decoder, rope, segments
 from phyai.triton.decoder import Tiles
+from phyai.triton.persistent_entry import enter_kernel
 from phyai.triton.small_gemm import small_gemm
 
 DEVICE = sys.argv[1] if sys.argv[1:] == ["cuda"] else "cpu"
@@ -109,6 +110,21 @@ def check_attention(queries, prefixes, heads, dim, *, splits):
     close(found[1:row], expected[1:row], f"attention {queries} {prefixes}")
 
 
+def check_entry(rows, width):
+    x, scale = normal(rows, width), normal(width, dtype=torch.float32)
+    residual, scaled = (torch.full_like(x, torch.nan) for _ in range(2))
+    squares = torch.full((rows, 32), torch.nan, device=DEVICE)
+    counters = torch.full((64,), 7, dtype=torch.int32, device=DEVICE)
+    enter_kernel[(rows,)](
+        x, scale, residual, scaled, squares, counters, width, BLOCK=1024, PARTS=32, COUNTERS=64
+    )
+    assert torch.equal(residual, x)
+    close(scaled, x.float() * (1 + scale), "scaled rows")
+    close(squares.sum(1), x.float().square().sum(1), "squares of rows")
+    assert not squares[:, 1:].any()
+    assert not counters.any()
+
+
 def check_small_products():
     for rows, width, depth in ((1, 1, 1), (7, 33, 32), (50, 1030, 32), (50, 32, 1030)):
         x, bias = normal(rows, depth, dtype=torch.float32), normal(width, dtype=torch.float32)
@@ -177,6 +193,7 @@ def main():
     check_layers(5)
     for shape in ((1, 1, 1, 16), (7, 8, 1, 64), (5, 6, 2, 32)):
         check_append(*shape)
+    check_entry(3, 1000)
     check_small_products()
     for rows in (1, 50, 67):
         check_products(rows)

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 from triton.compiler import ASTSource
 
-from phyai.triton import segments, skinny, small_gemm
+from phyai.triton import persistent_entry, segments, skinny, small_gemm
 
 from .targets import TARGETS
 
@@ -24,6 +24,9 @@ KERNELS = {
     "qkv": (skinny._consume_kernel, {"FORM": 2, "TILES": 32, **BLOCKS}),
     "residual": (skinny._produce_kernel, {"SPLITS": 4, **BLOCKS}),
     "enter": (skinny._enter_kernel, {"BLOCK": 1024}),
+    "persistent entry": (
+        persistent_entry.enter_kernel, {"BLOCK": 1024, "PARTS": 32, "COUNTERS": 64},
+    ),
     "attend": (
         segments._attend_kernel,
         {

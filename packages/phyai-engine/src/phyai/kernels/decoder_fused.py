@@ -26,7 +26,7 @@ def run_fused(
     """
     width, heads = decoder.sizes.width, decoder.sizes.heads
     if _KEY not in constants:
-        constants[_KEY] = _shifted_products(decoder, modulations)
+        constants[_KEY] = shifted_products(decoder, modulations)
     counters = kernels.counters_for(x.shape[0], width, x.device)
     rotation = place.angles()
     scales = [one.attention[0, :width] for one in modulations] + [final[0, :width]]
@@ -64,7 +64,7 @@ def run_fused(
     return normed.residual, None, None
 
 
-def _shifted_products(decoder: Any, modulations: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+def shifted_products(decoder: Any, modulations: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
     """Returns, for each layer, both norms' shifts times the weights behind them, in fp32."""
     width = decoder.sizes.width
     return [

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from phyai.dispatch.catalog import Catalog
-from phyai.dispatch.conditions import compare, divisible, eq, family_in, is_set, lib
+from phyai.dispatch.conditions import compare, divisible, eq, family_in, is_set, lib, one_of
 from phyai.dispatch.facts import FactKind, Facts
 from phyai.dispatch.opspec import Impl, OpSpec, Priority
 from phyai.dispatch.predicate import all_of
@@ -34,6 +34,36 @@ def _fused(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # no
     return run_fused
 
 
+def _persistent(facts: Facts, params: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: ARG001
+    # Fails where Triton has no Gluon, and so leaves the choice to the next row.
+    from phyai.kernels.decoder_persistent import run_persistent
+
+    return run_persistent
+
+
+_FUSED = all_of(
+    NVIDIA,
+    lib("triton"),
+    eq("dtype.input", "bf16"),
+    eq("quant.format", "bf16"),
+    eq("attrs.adaptive", True, FactKind.BOOL),
+    eq("attrs.segments", True, FactKind.BOOL),
+    eq("attrs.shared_modulation", True, FactKind.BOOL),
+    eq("shape.kv_heads", 1),
+    compare("shape.tokens", "<=", MOST_ROWS),
+    divisible("shape.hidden", 512),
+    divisible("shape.mlp", 512),
+    eq("shape.head_dim", 256),
+)
+_PERSISTENT = all_of(
+    family_in("sm9"),
+    compare("shape.tokens", "<=", 64),
+    one_of("shape.hidden", 512, 1024),
+    one_of("shape.heads", 4, 8, 16),
+    one_of("shape.mlp", 1024, 2048, 4096),
+)
+
+
 def populate(catalog: Catalog) -> None:
     """Declares ``decoder_layers`` and its rows."""
     catalog.register_op(
@@ -59,23 +89,21 @@ def populate(catalog: Catalog) -> None:
         Impl(
             kernel_id="triton.decoder_layers",
             op="decoder_layers",
-            when=all_of(
-                NVIDIA,
-                family_in("sm9", "sm10", "sm11", "sm12"),
-                lib("triton"),
-                eq("dtype.input", "bf16"),
-                eq("quant.format", "bf16"),
-                eq("attrs.adaptive", True, FactKind.BOOL),
-                eq("attrs.segments", True, FactKind.BOOL),
-                eq("attrs.shared_modulation", True, FactKind.BOOL),
-                eq("shape.kv_heads", 1),
-                compare("shape.tokens", "<=", MOST_ROWS),
-                divisible("shape.hidden", 512),
-                divisible("shape.mlp", 512),
-                eq("shape.head_dim", 256),
-            ),
+            when=all_of(_FUSED, family_in("sm9", "sm10", "sm11", "sm12")),
             prepare=_fused,
             priority=Priority.SPECIALIZED,
+            metadata={"package": "triton"},
+        )
+    )
+    catalog.register(
+        Impl(
+            kernel_id="triton.decoder_layers.persistent",
+            op="decoder_layers",
+            when=all_of(_FUSED, _PERSISTENT),
+            prepare=_persistent,
+            # Behind the fused row; a policy chooses it with
+            # ``prefer: [triton.decoder_layers.persistent, triton.decoder_layers]``.
+            priority=Priority.OPTIMIZED,
             metadata={"package": "triton"},
         )
     )
