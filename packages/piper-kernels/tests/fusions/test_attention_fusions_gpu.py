@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_reason()), reason=_reaso
 ops = torch.ops.piper_kernels
 GIVEN = ops.convrot_int8_sparse_piper_attention_output
 PROJECTED = ops.convrot_int8_sparse_piper_projected_query_attention_output
-TOLERANCE, SUM_TOLERANCE = 0.025, 0.01
+# The portable operators are 0.021 to 0.023 away from exact results here; probabilities of kernels
+# that multiply with signed codes have fewer levels, which adds about a tenth.
+TOLERANCE, SUM_TOLERANCE = 0.028, 0.01
 
 
 def arguments(parts, *, given, coarse, **changes):
