@@ -108,6 +108,4 @@ def descriptor(rows: Tensor, block: int) -> TensorDescriptor:
 @lru_cache(maxsize=4096)
 def _descriptor(start: int, rows: int, depth: int, stride: int, block: int) -> TensorDescriptor:
     tile = [block, BLOCK_K]
-    return TensorDescriptor(
-        Address(start), [rows, depth], [stride, 1], tile, operand_layout(block)
-    )
+    return TensorDescriptor(Address(start), [rows, depth], [stride, 1], tile, operand_layout(block))
