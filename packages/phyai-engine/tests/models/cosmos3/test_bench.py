@@ -126,4 +126,4 @@ def test_branches_on_two_ranks(monkeypatch):
         shared = found[how]
         assert shared["relative_difference"] == 0
         least = min(found["one_device_ms"]) / min(shared["ms"])
-        assert shared["speedup"] == pytest.approx(least, rel=1e-2)
+        assert shared["speedup"] == pytest.approx(least, rel=1e-2, abs=1e-3)
