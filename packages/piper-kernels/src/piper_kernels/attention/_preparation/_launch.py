@@ -4,10 +4,12 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
@@ -19,6 +21,7 @@ from piper_kernels.attention._preparation._statistics import (
 )
 from piper_kernels.attention._quantization import Granularity, RowGroups
 
+_quantize = Launcher(quantize_kernel)
 _QUANTIZE_PROGRAMS = 2048  # fill a device a few times
 
 
@@ -140,20 +143,33 @@ def quantize(
     query_programs = query.shape[0] * query.shape[1] * query_chunks
     key_programs = key.shape[0] * key.shape[1] * key_chunks
     value_programs = value.shape[0] * value.shape[1] * key_chunks
+    tensors = (
+        query, key, value, k.scale if lengths is None else lengths,
+        q.codes, q.scale, k.codes, k.scale, known.rotated,
+        v.codes.flatten().view(torch.int32), v.multiplier, v.logs, v.sums, known.value,
+    )  # fmt: skip
+    sizes = (
+        query.shape[2], key.shape[2], query.shape[1], key.shape[1], query_programs, key_programs,
+        query_chunks, max(key_chunks, 1), chunk_tiles,
+    )  # fmt: skip
+    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
+    options = _options(some)
+    constants = (
+        some.shape[3], _groups(granularity.query), _groups(granularity.key), int(values), permuted,
+        sums, lengths is not None, options.pop("WIDE"), query_programs > 0, key_programs > 0,
+        value_programs > 0, options.pop("STAGES"),
+    )  # fmt: skip
+    launch_key = None
+    if are_aligned(*tensors):
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        launch_key = (some.device.index, dtypes, max(sizes) >> 31, strides, constants)
     with launch_guard(some.device):
-        quantize_kernel[(query_programs + key_programs + value_programs,)](
-            query, key, value, k.scale if lengths is None else lengths,
-            q.codes, q.scale, k.codes, k.scale, known.rotated,
-            v.codes.flatten().view(torch.int32), v.multiplier, v.logs, v.sums, known.value,
-            query.shape[2], key.shape[2], query.shape[1], key.shape[1],
-            query_programs, key_programs, query_chunks, max(key_chunks, 1), chunk_tiles,
-            query_factor, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-            D=some.shape[3], VALUES=int(values), PERMUTED=permuted, SUMS=sums,
-            QUERY_GROUPS=_groups(granularity.query), KEY_GROUPS=_groups(granularity.key),
-            MASKED=lengths is not None, HAS_QUERIES=query_programs > 0,
-            HAS_KEYS=key_programs > 0, HAS_VALUES=value_programs > 0,
-            **_options(some),
-        )  # fmt: skip
+        _quantize(
+            query_programs + key_programs + value_programs,
+            (*tensors, *sizes, query_factor, *strides, *constants),
+            options,
+            launch_key,
+        )
     return parts
 
 
@@ -163,7 +179,7 @@ def _chunk_tiles(*operands: Tensor) -> int:
     return min(max(work // _QUANTIZE_PROGRAMS // 2 * 2, 2), MOST_CHUNK_TILES)
 
 
-def _options(some: Tensor) -> dict[str, object]:
+def _options(some: Tensor) -> dict[str, Any]:
     """Return how to compile for operands like ``some``.
 
     Tiles of 16 bits are loaded ahead, and four programs of a multiprocessor hide the rest.

@@ -11,11 +11,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels.attention._sm90_kernels.launch import descriptor
 from piper_kernels.attention._sm90_kernels.routed import routed_attention_kernel
 from piper_kernels.attention._sm90_kernels.sum_kernels import tile_sum_kernel
 from piper_kernels.attention.sparse_piper_attention._preparation import PreparedOperands
+
+_attend = Launcher(routed_attention_kernel)
 
 TILE = 64
 WARPS = 4
@@ -143,20 +146,34 @@ def attend(
     floats, words = o.query_scale, value_sums
     routed = 0 if routes.routes is None else routes.routes.shape[1]
     gate = floats if coarse is None else coarse.gate
+    descriptors = (
+        descriptor(o.query.view(-1, head_dim), TILE, head_dim),
+        _permuted_keys(o.key),
+        descriptor(o.value.view(-1, stored), head_dim, TILE),
+    )
+    tensors = (
+        o.query_scale, o.key_scale, o.value_multiplier, value_sums, o.value_mean,
+        words if block_lengths is None else block_lengths,
+        floats if coarse is None else coarse.output, gate, out,
+        words if routes.routes is None else routes.routes,
+        words if routes.table is None else routes.table,
+    )  # fmt: skip
+    numbers = (
+        first_block, blocks, stored // TILE, heads, heads // o.key.shape[1], routed,
+        routes.tiles, 0 if routes.routes is None else routes.routes.shape[2], rows, query_tiles,
+        query_rows, *gate.stride()[:3],
+    )  # fmt: skip
+    flags = (block_lengths is not None, coarse is not None)
+    key = None
+    if are_aligned(*tensors):
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        key = (out.device.index, head_dim, dtypes, max(numbers) >> 31, flags)
+    constants = (STAGES[head_dim], store_layout(head_dim), COPY_REGISTERS)
     with launch_guard(out.device):
-        routed_attention_kernel[(batch * heads * blocks,)](
-            descriptor(o.query.view(-1, head_dim), TILE, head_dim), _permuted_keys(o.key),
-            descriptor(o.value.view(-1, stored), head_dim, TILE),
-            o.query_scale, o.key_scale, o.value_multiplier, value_sums, o.value_mean,
-            words if block_lengths is None else block_lengths,
-            floats if coarse is None else coarse.output, gate, out,
-            words if routes.routes is None else routes.routes,
-            words if routes.table is None else routes.table,
-            first_block, blocks, stored // TILE, heads, heads // o.key.shape[1], routed,
-            routes.tiles, 0 if routes.routes is None else routes.routes.shape[2], rows, query_tiles,
-            query_rows, *gate.stride()[:3],
-            HAS_LENGTHS=block_lengths is not None, HAS_COARSE=coarse is not None,
-            STAGES=STAGES[head_dim], STORE=store_layout(head_dim), COPY_REGISTERS=COPY_REGISTERS,
-            num_warps=WARPS, maxnreg=MAX_REGISTERS,
-        )  # fmt: skip
+        _attend(
+            batch * heads * blocks,
+            (*descriptors, *tensors, *numbers, *flags, *constants),
+            {"num_warps": WARPS, "maxnreg": MAX_REGISTERS},
+            key,
+        )
     return out
