@@ -14,6 +14,7 @@ import torch
 from phyai.dispatch.catalog import build_catalog
 from phyai.kernels.flashinfer_attention import PagedRunner, RaggedRunner, workspace_bytes
 from phyai.runtime.paged import PagedPlan
+from phyai.runtime.streams import side_by_side
 
 
 class FakePaged:
@@ -156,6 +157,14 @@ def test_ragged_agrees_with_the_reference_and_plans_once_per_shape(flashinfer, r
         out = runner(q, k, v, scale=0.3)
         torch.testing.assert_close(out, row("eager.attention")(q, k, v, scale=0.3))
     assert FakeRagged.made == 2
+
+
+def test_runs_side_by_side_share_no_workspace(flashinfer):
+    runner, q = RaggedRunner("auto"), torch.randn(1, 2, 4, 8)
+    runs = [lambda: runner(q, q, q, scale=0.3)] * 2
+    for _ in range(2):
+        side_by_side(runs, q.device)
+        assert FakeRagged.made == 2
 
 
 def test_packed_requests_agree_with_the_reference(flashinfer, row):

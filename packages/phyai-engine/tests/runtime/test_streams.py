@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phyai.runtime.streams import side_by_side
+from phyai.runtime.streams import lane, side_by_side
 
 
 def test_results_keep_their_order():
@@ -15,6 +15,32 @@ def test_results_keep_their_order():
     found = side_by_side([run(index) for index in range(3)], torch.device("cpu"))
     assert [int(value) for value in found] == order == [0, 1, 2]
     assert side_by_side([], torch.device("cpu")) == []
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_each_run_has_a_lane(name):
+    device = torch.device(name)
+
+    def fail():
+        raise RuntimeError(f"in lane {lane()}")
+
+    runs = [lambda: torch.tensor(lane(), device=device)] * 3
+    assert [int(value) for value in side_by_side(runs, device)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="in lane 1"):
+        side_by_side([runs[0], fail], device)
+    assert lane() == 0
 
 
 @pytest.mark.gpu

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from phyai.runtime.streams import lane
+
 if TYPE_CHECKING:
     from phyai.runtime.paged import PagedPlan
 
@@ -131,8 +133,9 @@ class PagedRunner:
 class RaggedRunner:
     """Calls ``BatchPrefillWithRaggedKVCacheWrapper`` on padded batches and on packed rows.
 
-    The last wrappers are kept, one per shape, and for the life of the process those that ran inside
-    a CUDA graph, because graphs read their buffers.
+    The last wrappers are kept, one per shape and lane of `side_by_side`: kernels that run at once
+    must not share a workspace. Those that ran inside a CUDA graph are kept for the life of the
+    process, because graphs read their buffers.
 
     Args:
         backend: FlashInfer's backend name.
@@ -162,7 +165,7 @@ class RaggedRunner:
             lens, kv_lens = (q.shape[1],) * q.shape[0], (k.shape[1],) * k.shape[0]
             q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
         keys = lens if kv_lens is None else kv_lens
-        facts = (lens, keys, q.shape, k.shape, q.dtype, k.dtype, scale, causal, q.device)
+        facts = (lens, keys, q.shape, k.shape, q.dtype, k.dtype, scale, causal, q.device, lane())
         wrapper = self._captured.get(facts) or self._planned.get(facts)
         if wrapper is None:
             wrapper = self._plan(q, k, lens, keys, scale, causal)

@@ -1,10 +1,29 @@
 """Independent work on streams of its own, so that the end of one part overlaps the next."""
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+_LANE: ContextVar[int] = ContextVar("lane", default=0)
+
+
+def lane() -> int:
+    """Returns which of the runs of `side_by_side` calls this, 0 outside of them.
+
+    Memory that outlives a call and that kernels write, such as a workspace, belongs to one lane.
+    """
+    return _LANE.get()
+
+
+def _in_lane(number: int, run: Callable[[], Tensor]) -> Tensor:
+    before = _LANE.set(number)
+    try:
+        return run()
+    finally:
+        _LANE.reset(before)
 
 
 @lru_cache(maxsize=64)
@@ -25,15 +44,15 @@ def side_by_side(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> 
         device: where they run.
     """
     if device.type != "cuda" or len(runs) < 2:
-        return [run() for run in runs]
+        return [_in_lane(number, run) for number, run in enumerate(runs)]
     current = torch.cuda.current_stream(device)
     streams = _streams(current.device, len(runs) - 1)
     for stream in streams:
         stream.wait_stream(current)
-    found = [runs[0]()]
-    for stream, run in zip(streams, runs[1:], strict=True):
+    found = [_in_lane(0, runs[0])]
+    for number, stream in enumerate(streams, start=1):
         with torch.cuda.stream(stream):
-            found.append(run())
+            found.append(_in_lane(number, runs[number]))
     for stream in streams:
         current.wait_stream(stream)
     return found
