@@ -58,6 +58,7 @@ def on_host(monkeypatch):
         ([(64, 1)], 3),
         ([(1, 1100)], 5),  # more chunks than are joined at a time
         ([(9, 0), (1, 130), (3, 64)], 6),
+        ([(1, 80), (17, 40)], 2),  # the first has one tile of rows, the second two
     ],
 )
 def test_layers_in_pytorch(groups, programs, on_host):

@@ -78,8 +78,11 @@ def _compute(
             if phase > begin:
                 arrive(counters)
             first_row, members, tile, split, low, high, start, second, length = span
-            copied = (program < items) & attention.are_old(
-                low, high, start, second, length, first_slot, rows
+            # Only what is waited for: an item without rows leaves no copy behind.
+            copied = (
+                (program < items)
+                & (tile * BLOCK_M < members * HEADS)
+                & attention.are_old(low, high, start, second, length, first_slot, rows)
             )
             if copied:
                 attention.copy_keys(
