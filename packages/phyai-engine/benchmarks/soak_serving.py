@@ -214,7 +214,10 @@ def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     clients = [Client(server.port, number, options.rate) for number in range(options.clients)]
     samples: list[dict[str, float]] = []
     try:
-        while time.monotonic() - started < 60 * options.minutes:
+        while not all(client.times or client.errors for client in clients):
+            time.sleep(0.05)  # a client that comes late is no growth
+        began = time.monotonic()
+        while time.monotonic() - began < 60 * options.minutes:
             time.sleep(options.every)
             samples.append(sample(server, started))
     finally:
