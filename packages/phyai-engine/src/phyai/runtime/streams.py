@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -27,7 +28,11 @@ def _in_lane(number: int, run: Callable[[], Tensor]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
+def _streams(
+    device: torch.device,
+    count: int,
+    thread: int,  # noqa: ARG001  # one thread may record a graph while others go on
+) -> tuple[torch.cuda.Stream, ...]:
     return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
@@ -35,9 +40,9 @@ def side_by_side(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> 
     """Returns the results of ``runs``, each but the first on a stream of its own.
 
     All start behind what the current stream has been given, and the current stream goes on behind
-    all of them, so results may be used and freed as if they were made on it: a later call, which
-    alone allocates on those streams, waits for it. It can be recorded in a CUDA graph. Elsewhere
-    than on a CUDA device they run one after the other.
+    all of them, so results may be used and freed as if they were made on it: a later call of the
+    thread, which alone allocates on those streams, waits for it. It can be recorded in a CUDA
+    graph. Elsewhere than on a CUDA device they run one after the other.
 
     Args:
         runs: functions that do not depend on each other.
@@ -46,7 +51,7 @@ def side_by_side(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> 
     if device.type != "cuda" or len(runs) < 2:
         return [_in_lane(number, run) for number, run in enumerate(runs)]
     current = torch.cuda.current_stream(device)
-    streams = _streams(current.device, len(runs) - 1)
+    streams = _streams(current.device, len(runs) - 1, get_ident())
     for stream in streams:
         stream.wait_stream(current)
     found = [_in_lane(0, runs[0])]
