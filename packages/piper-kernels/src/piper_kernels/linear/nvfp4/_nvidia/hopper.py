@@ -2,7 +2,6 @@
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.addresses import Address
 from piper_kernels._triton.launching import Launcher
 from piper_kernels.linear.nvfp4._keys import launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
@@ -146,18 +146,6 @@ def _constant_values(
     return tuple(constants.values())
 
 
-@dataclass(frozen=True)
-class _Address:
-    """Memory, as far as a descriptor asks for it; it keeps nothing alive."""
-
-    start: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        """Return where the memory starts."""
-        return self.start
-
-
 @lru_cache(maxsize=4096)
 def descriptor(
     start: int, dtype: torch.dtype, rows: int, columns: int, block_rows: int, block_columns: int
@@ -165,4 +153,4 @@ def descriptor(
     """Return the TMA description of contiguous ``[rows, columns]``, read in tiles."""
     block = [block_rows, block_columns]
     layout = operand_layout(*block, 8 * dtype.itemsize)
-    return TensorDescriptor(_Address(start, dtype), [rows, columns], [columns, 1], block, layout)
+    return TensorDescriptor(Address(start, dtype), [rows, columns], [columns, 1], block, layout)

@@ -2,7 +2,6 @@
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.addresses import Address
 from piper_kernels._triton.launching import Launcher
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels.linear.convrot.int8._launch import epilogue_arguments, product_key, sum_parts
@@ -112,18 +112,6 @@ def matmul(
         )
         if split > 1:
             sum_parts(target, input_scale, first, second, out)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Memory, as far as a descriptor asks for it; it keeps nothing alive."""
-
-    start: int
-    dtype: torch.dtype = torch.int8
-
-    def data_ptr(self) -> int:
-        """Return where the memory starts."""
-        return self.start
 
 
 @lru_cache(maxsize=4096)
