@@ -1,8 +1,5 @@
 """The coarse kernels, in Triton's interpreter and on a GPU."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,24 +10,12 @@ from piper_kernels.attention.coarse import reference
 from piper_kernels.attention.sparse_piper_attention._routing import RoutingMode
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
+CHECKS = Path(__file__).with_name("coarse_checks.py")
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx1200", "gfx1201")
 
 
-def run_checks(*arguments, **variables):
-    script = Path(__file__).with_name("coarse_checks.py")
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", script, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "coarse checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 def build(kernel, target, constants, **types):
@@ -71,8 +56,8 @@ def test_compiles(target, tmp_path, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    def test_numerics(self):
-        run_checks("cuda")
+    def test_numerics(self, run_kernel_checks):
+        run_kernel_checks(CHECKS, "cuda")
 
     def test_the_operator_is_captured_and_does_not_synchronize(self):
         live = [torch.randn(1, 193, 2, 64, device="cuda") for _ in range(4)]

@@ -1,9 +1,6 @@
 """The linear kernels: in the interpreter, as machine code for every target, and on a GPU."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,20 +56,8 @@ NUMERICS = {"LEVEL_X": True, "LEVEL_W": True, "BIAS": True}
 DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 @pytest.fixture(params=TARGETS)
@@ -191,8 +176,8 @@ def test_operands(target):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
     @pytest.mark.parametrize("check", re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.M))
-    def test_numerics(self, check):
-        run_checks("cuda", check)
+    def test_numerics(self, check, run_kernel_checks):
+        run_kernel_checks(CHECKS, "cuda", check)
 
     @pytest.mark.parametrize("rows", [1, 16, 65, 1000])
     @pytest.mark.parametrize("dynamic", [None, False, True])

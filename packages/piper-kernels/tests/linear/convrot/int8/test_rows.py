@@ -1,8 +1,5 @@
 """Rows prepared by what stands in front of a product equal separate operations."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,27 +27,15 @@ GPU = pytest.param(
 DEVICES = ["cpu", GPU]
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "row checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
+def test_numerics_in_the_interpreter(run_kernel_checks):
     pytest.importorskip("triton", reason="Triton is not installed")
-    run_checks(TRITON_INTERPRET="1")
+    run_kernel_checks(CHECKS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+def test_numerics_on_the_gpu(run_kernel_checks):
+    run_kernel_checks(CHECKS, "cuda")
 
 
 def draw(*shape, seed=0):

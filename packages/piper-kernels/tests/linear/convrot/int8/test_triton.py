@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,27 +16,15 @@ from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 CHECKS = Path(__file__).with_name("triton_checks.py")
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
+def test_numerics_in_the_interpreter(run_kernel_checks):
+    run_kernel_checks(CHECKS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheGpu:
-    def test_numerics(self):
-        run_checks("cuda")
+    def test_numerics(self, run_kernel_checks):
+        run_kernel_checks(CHECKS, "cuda")
 
     def weight(self, rows, features, group_size=64):
         generator = torch.Generator().manual_seed(rows)
