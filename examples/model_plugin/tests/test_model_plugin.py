@@ -123,8 +123,9 @@ def test_a_policy_quantizes_its_layers_and_the_calls_are_explained(tmp_path, ten
 
 
 def test_what_does_not_fit_is_named(tmp_path, tensors):
-    with pytest.raises(CheckpointError, match="action_dim 4 does not divide"):
-        engine(checkpoint(tmp_path / "policy", tensors, action_dim=4))
+    for size in (4, 0, None):
+        with pytest.raises(CheckpointError, match=rf"config\.json: action_dim {size} does not"):
+            engine(checkpoint(tmp_path / "policy", tensors, action_dim=size))
     whole = engine(checkpoint(tmp_path / "policy", tensors))
     del tensors["mlp.fc2.bias"]
     with pytest.raises(CheckpointError, match=r"mlp\.fc2\.bias"):

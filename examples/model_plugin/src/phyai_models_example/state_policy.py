@@ -55,10 +55,11 @@ class StateConfig:
             hidden, outputs = shapes["mlp.fc1.weight"][0], shapes["head.weight"][0]
         except KeyError as error:
             raise CheckpointError(f"{directory}: tensor {error} is missing") from None
-        action_dim = json.loads((directory / "config.json").read_text())["action_dim"]
-        if outputs % action_dim:
+        file = directory / "config.json"
+        action_dim = json.loads(file.read_text()).get("action_dim")
+        if not isinstance(action_dim, int) or action_dim < 1 or outputs % action_dim:
             raise CheckpointError(
-                f"{directory}: action_dim {action_dim} does not divide head.weight's {outputs} rows"
+                f"{file}: action_dim {action_dim} does not divide head.weight's {outputs} rows"
             )
         return cls(state_dim, width, hidden, outputs // action_dim, action_dim)
 
