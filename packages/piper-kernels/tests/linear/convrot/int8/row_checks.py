@@ -50,7 +50,7 @@ def check_norms() -> None:
             dtype = FLOATS[index % len(FLOATS)]
             x = rows(count, width, dtype)
             residual = None if added is None else rows(count, width, added)
-            weight = torch.rand(width, generator=generator).to(DEVICE) + 0.5
+            weight = (torch.rand(2 * width, generator=generator).to(DEVICE) + 0.5)[::2]
             total, gemma = x, index % 2 == 1
             if residual is not None:
                 total = (x.float() + residual.float()).to(residual.dtype)

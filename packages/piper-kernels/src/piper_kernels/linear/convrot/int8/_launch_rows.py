@@ -33,7 +33,7 @@ def norm_rows(
     Args:
         x: Floating ``[rows, features]``.
         residual: Likewise, or ``None``.
-        weight: Floating ``[features]``, contiguous.
+        weight: Floating ``[features]``.
         eps: Added to the mean square.
         total: ``[rows, features]``, contiguous, written where there is a residual.
         qdata: int8 ``[rows, features]``, contiguous, written.
@@ -43,7 +43,7 @@ def norm_rows(
         gemma: Whether one plus the weight multiplies.
     """
     rows, features = qdata.shape
-    x = rows_side_by_side(x)
+    x, weight = rows_side_by_side(x), weight.contiguous()
     added = x if residual is None else rows_side_by_side(residual)
     with launch_guard(qdata.device), as_words(qdata) as words:
         tensors = (x, added, weight, total, words, scale)
