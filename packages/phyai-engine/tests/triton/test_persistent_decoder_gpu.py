@@ -36,7 +36,14 @@ def run(case, constants, function=decoder_persistent.run_persistent):
 @pytest.mark.parametrize("sizes", [operands.SMALL, operands.FULL], ids=["small", "full"])
 @pytest.mark.parametrize(
     "groups",
-    [[(50, 968)], [(64, 1)], [(1, 0)], [(63, 1500)], [(9, 0), (1, 130), (3, 64), (50, 700)]],
+    [
+        [(50, 968)],
+        [(64, 1)],
+        [(1, 0)],
+        [(63, 1500)],
+        [(9, 0), (1, 130), (3, 64), (50, 700)],
+        [(1, 3000), (50, 3000)],  # programs go from tiles without rows to those with some
+    ],
     ids=str,
 )
 @torch.inference_mode()
