@@ -148,6 +148,5 @@ def test_helpers_that_tests_import_by_name_have_names_of_their_own():
     ]
     helpers = [file.stem for file in tests if not file.stem.startswith(("test_", "conftest", "__"))]
     repeated = {name for name in helpers if helpers.count(name) > 1}
-    assert repeated, "scripts of kernel checks share their names"
-    names = "|".join(sorted(repeated))
+    names = "|".join(sorted(repeated)) or "(?!)"
     assert matches(re.compile(rf"^\s*(from ({names}) import|import ({names})\b)"), tests) == []

@@ -19,8 +19,9 @@ def rows():
     """Nothing is left out, unlike in the other files."""
 
 
+@pytest.mark.parametrize("tokens", [(37, 10), (37, 37)], ids=str)
 @pytest.mark.parametrize("variant", ["qwen", "edge"])
-def test_half_precision_equals_the_cpu_in_full_precision(variant):
+def test_half_precision_equals_the_cpu_in_full_precision(variant, tokens):
     sizes = {"head_dim": 128, "mrope_section": (24, 20, 20), "hidden_size": 256}
     config = Cosmos3Config.tiny(variant, intermediate_size=384, **sizes)
     wide = random_transformer(config, params_dtype=torch.float32, device="cpu")
@@ -33,7 +34,7 @@ def test_half_precision_equals_the_cpu_in_full_precision(variant):
     action = torch.randn(33, config.action_dim, generator=generator)
     answers = []
     for model in (wide, half):
-        texts = [model.prefill(torch.arange(length)) for length in (37, 10)]
+        texts = [model.prefill(torch.arange(first, first + n)) for first, n in enumerate(tokens)]
         state = Modalities(video, action).map(lambda part, to=model.device: part.to(to))
         answers.append(model.velocities(state, 833, texts, LAYOUT))
     for exact, rounded in zip(*answers, strict=True):
