@@ -185,9 +185,9 @@ class Tile:
 
 
 def half_codes(p, factor, sign):
-    """Return ``p * factor - 127 * sign`` rounded as FP16 numbers near 1536 are."""
+    """Return the low bytes of ``p * factor - 127 * sign`` rounded as FP16 numbers near 1536 are."""
     wide = p.half().double() * factor.half().double() + (1536 - 127 * sign)
-    return wide.round() - 1536
+    return (wide.round() - 1536 + 128) % 256 - 128
 
 
 def encode(o, tile, score, log, sign, exact):

@@ -267,7 +267,8 @@ def attend_pair(
         largest = gl.maximum(largest, top - _COORDINATE_DROP)
         weight = fast_exp2(coordinate - largest)
         coordinate = largest
-        # Of all scores of a row and tile the rounded start is equally far off.
+        # Of all scores of a row and tile the rounded start is equally far off. It must be rounded
+        # once, as a fused multiply-add is: a probability above 1.0024 would have a code above 127.
         start_0 = (log_0 - coordinate if PER_TILE else -coordinate) - MAGIC * scale_0
         start_1 = (log_1 - coordinate if PER_TILE else -coordinate) - MAGIC * scale_1
     p_0 = biased_exponentials(first, scale_0, start_0)
