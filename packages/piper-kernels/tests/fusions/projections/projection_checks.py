@@ -159,7 +159,7 @@ if __name__ == "__main__":
     check_strided_bias()
     check_special_rows()
     if DEVICE == "cuda":  # windows where the product encodes its tiles otherwise
-        with patch.object(_launch, "_is_encoded_by_product", return_value=False):
+        with patch.object(_launch, "_encode_in_product", return_value=False):
             check_rows(operands(65, rotary=96), MINMAX)
             check_rows(operands(192, heads=1, rotary=128, lengths=[64, 17, 51]), MEAN)
             check_values(operands(192, heads=1, bias=BRAIN, lengths=[64, 17, 51]))

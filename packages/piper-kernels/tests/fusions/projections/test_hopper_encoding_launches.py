@@ -131,3 +131,15 @@ def test_forms_without_a_kernel_are_left_to_windows(launches, sizes, granularity
     centered = _launch.ValueEncoder(query.sequence, value.mean, False, False)
     assert not _hopper.supports(centered)
     assert not launches
+
+
+def test_a_range_of_rows_of_several_sequences_is_left_to_windows(launches):
+    case = operands(256, batch=2)
+    inputs = _launch.PreparedInput(case.inputs.qdata[:, 64:192], case.inputs.scale[:, 64:192])
+    sequence = _launch._sequence(inputs, case.projection, None)
+    mean = torch.zeros(sequence.batch, sequence.heads, sequence.head_dim)
+    value = _launch.ValueEncoder(sequence, mean, True, False)
+    for qdata in (inputs.qdata, inputs.qdata.contiguous()):
+        part = _launch.PreparedInput(qdata, inputs.scale)
+        assert not _launch._encode_in_product(part, case.projection, value)
+    assert not launches

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from piper_kernels._triton.addresses import Address
 from piper_kernels._triton.launching import Launcher, are_aligned
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import sm_count
@@ -22,7 +23,6 @@ from piper_kernels.fusions.projected_qk.transform import HeadTransform
 from piper_kernels.fusions.projected_value._launch import ValueEncoder
 from piper_kernels.linear.convrot.int8._nvidia.hopper import (
     COPY_REGISTERS,
-    Address,
     code_descriptor,
     max_registers,
     store_layout,
@@ -180,7 +180,7 @@ def _launch(
     layout = block_layout(heads.kind, width)
     with launch_guard(device):
         _encode(
-            min(units, sm_count(device) * PAIR.programs_per_sm),
+            programs,
             (
                 x_desc,
                 w_desc,

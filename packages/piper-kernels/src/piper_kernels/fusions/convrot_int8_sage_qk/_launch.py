@@ -91,7 +91,7 @@ def _project(
     encoder: QueryEncoder | KeyEncoder | ValueEncoder,
 ) -> None:
     """Project and encode all rows: in one launch, or in FP32 windows that are encoded in turn."""
-    if _is_encoded_by_product(inputs, projection, encoder):
+    if _encode_in_product(inputs, projection, encoder):
         return
     batch, rows, _ = inputs.qdata.shape
     outputs, device = projection.qdata.shape[0], inputs.qdata.device
@@ -112,12 +112,14 @@ def _project(
         encoder.encode(Window(out, batches.start, part.start))
 
 
-def _is_encoded_by_product(
+def _encode_in_product(
     inputs: PreparedInput,
     projection: HeadProjection,
     encoder: QueryEncoder | KeyEncoder | ValueEncoder,
 ) -> bool:
-    """Project and encode all rows in one launch if the device and the operands allow it."""
+    """Project and encode all rows in one launch; return whether the operands allow it."""
+    if not (inputs.qdata.is_contiguous() and inputs.scale.is_contiguous()):
+        return False
     qdata = inputs.qdata.view(-1, inputs.qdata.shape[-1])
     weight = (projection.qdata, projection.scale, projection.bias)
     if not uses_hopper(accelerator_target(qdata.device), qdata, weight, None):
