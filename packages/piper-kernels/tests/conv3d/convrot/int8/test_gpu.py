@@ -1,5 +1,7 @@
 """Convolutions on a GPU against the reference on the CPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -49,18 +51,9 @@ def uses_kernels():
         pytest.skip(reason)
 
 
-def test_numerics_of_the_kernels():
-    import subprocess
-    import sys
-    from pathlib import Path
-
+def test_numerics_of_the_kernels(run_kernel_checks):
     uses_kernels()
-    checks = Path(__file__).with_name("triton_checks.py")
-    result = subprocess.run(
-        [sys.executable, str(checks), "cuda"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
+    run_kernel_checks(Path(__file__).with_name("triton_checks.py"), "cuda")
 
 
 @pytest.mark.parametrize(("shape", "outputs", "padding", "stride", "dtype"), CASES)
