@@ -162,7 +162,7 @@ def quantize(
     launch_key = None
     if are_aligned(*tensors):
         dtypes = tuple(tensor.dtype for tensor in tensors)
-        launch_key = (some.device.index, dtypes, max(sizes) >> 31, strides, constants)
+        launch_key = (some.device.index, dtypes, tuple(n >> 31 for n in sizes), strides, constants)
     with launch_guard(some.device):
         _quantize(
             query_programs + key_programs + value_programs,

@@ -167,7 +167,7 @@ def attend(
     key = None
     if are_aligned(*tensors):
         dtypes = tuple(tensor.dtype for tensor in tensors)
-        key = (out.device.index, head_dim, dtypes, max(numbers) >> 31, flags)
+        key = (out.device.index, head_dim, dtypes, tuple(n >> 31 for n in numbers), flags)
     constants = (STAGES[head_dim], store_layout(head_dim), COPY_REGISTERS)
     with launch_guard(out.device):
         _attend(
