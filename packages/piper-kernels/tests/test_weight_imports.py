@@ -19,8 +19,9 @@ MODULES = sorted(
 
 # Device code: the only modules that may need triton when they are imported.
 DEVICE_CODE = re.compile(
-    r"triton$|_triton_backend$|_kernels(\.\w+)?$|\._launch$"
-    r"|\._nvidia\.hopper(_epilogue|(_\w+)?_kernel|_decode|_layouts)?$|\.nvfp4\._(tiles|native|product)$"
+    r"triton$|_triton_backend$|_kernels(\.\w+)?$|\._launch(_rows)?$|\.fusions\.\w+\._hopper(_\w+)?$"
+    r"|\._nvidia\.hopper(_epilogue|_preparation|_rotation|(_\w+)?_kernel|_decode|_layouts)?$"
+    r"|\.nvfp4\._(tiles|native|operands|product)$"
     r"|piper_kernels\._triton\.(?!runtime$|targets$|row_chunks$)\w+$"
     r"|piper_kernels\.attention\._preparation\.\w+$"
 )
