@@ -16,7 +16,9 @@ Made by `python packages/phyai-engine/benchmarks/benchmark_pi05.py --page RESULT
 that, not this page. Full-size π0.5 with random weights, ten Euler steps, {replays} replays of each
 CUDA graph timed by events: medians in milliseconds. The floor is the work of a chunk over
 790 TFLOP/s and 4.3 TB/s, what an H200 reaches in bf16; for quantized policies it is that of bf16
-too. `request` is the median wall time from inputs on the host to actions on the host.
+too. `request` is the median wall time from inputs on the host to actions on the host. A section
+has the name of a policy and shows that policy as it was at the commit below; the files may have
+changed since. A clock of 345 MHz is that of an idle device, not of the replays.
 
 {place}
 
