@@ -37,6 +37,14 @@ BACKENDS: dict[str, Predicate] = {
 }
 """FlashInfer's kernels for ragged batches and what they need beyond the common condition."""
 
+PLAIN = all_of(
+    is_none("attrs.sliding_window"),
+    is_none("attrs.logits_soft_cap"),
+    one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
+    one_of("attrs.masked", None, False, kind=FactKind.BOOL),
+)
+"""The calling convention has no mask, window or cap."""
+
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> Tensor:
     batch, rows, heads, head_dim = q.shape
@@ -220,26 +228,19 @@ def populate(catalog: Catalog) -> None:
     catalog.register_op(_SPEC)
     padded = eq("attrs.layout", "padded", FactKind.STR)
     either = one_of("attrs.layout", "padded", "ragged", kind=FactKind.STR)
-    # The calling convention has no mask, window or cap.
-    plain = all_of(
-        is_none("attrs.sliding_window"),
-        is_none("attrs.logits_soft_cap"),
-        one_of("attrs.mask_kind", None, "none", kind=FactKind.STR),
-        one_of("attrs.masked", None, False, kind=FactKind.BOOL),
-    )
     nothing_special = all_of(
         FLASHINFER,
         either,
         one_of("shape.head_dim", *HEAD_DIMS),
         half("input", "key", "value"),
-        plain,
+        PLAIN,
     )
     register_flashinfer(catalog, "attention", BACKENDS, nothing_special, _flashinfer)
     catalog.register(
         Impl(
             kernel_id="sdpa.attention",
             op="attention",
-            when=all_of(padded, is_set("dtype.input"), plain),
+            when=all_of(padded, is_set("dtype.input"), PLAIN),
             prepare=_prepare_sdpa,
             priority=Priority.OPTIMIZED,
             accepts=("sdpa_backend",),
@@ -259,7 +260,7 @@ def populate(catalog: Catalog) -> None:
                 compare("shape.head_dim", ">=", 32),
                 compare("shape.head_dim", "<=", 128),
                 divisible("shape.head_dim", VECTOR),
-                plain,
+                PLAIN,
             ),
             prepare=_narrow,
             priority=Priority.GENERAL,
@@ -270,10 +271,10 @@ def populate(catalog: Catalog) -> None:
         Impl(
             kernel_id="eager.attention",
             op="attention",
-            when=all_of(either, is_set("dtype.input"), plain),
+            when=all_of(either, is_set("dtype.input"), PLAIN),
             prepare=returns(_eager),
             priority=Priority.REFERENCE,
             reference=True,
         )
     )
-    attention_piper.register(catalog, plain)
+    attention_piper.register(catalog, PLAIN)

@@ -62,23 +62,24 @@ MANY_ROWS = 256
 """Query tokens from which on tiles of 64 (token, head) rows can fill a device."""
 
 
+_SPEC = OpSpec(
+    name="attention_segments",
+    dims=("tokens", "heads", "kv_heads", "head_dim"),
+    dtypes=("input",),
+    optional_dtypes=("output",),
+    attributes={"layer_id": FactKind.INT},
+    signature="(q, k_pages, v_pages, plan, *, scale) -> Tensor",
+    doc=(
+        "q [T, heads, head_dim], pages [P, 1, kv_heads, head_dim]; the rows of group g "
+        "attend to the two runs of slots in plan.table[g], which is read on the device. "
+        "Rows of no group are undefined."
+    ),
+)
+
+
 def populate(catalog: Catalog) -> None:
     """Declares ``attention_segments`` and its rows."""
-    catalog.register_op(
-        OpSpec(
-            name="attention_segments",
-            dims=("tokens", "heads", "kv_heads", "head_dim"),
-            dtypes=("input",),
-            optional_dtypes=("output",),
-            attributes={"layer_id": FactKind.INT},
-            signature="(q, k_pages, v_pages, plan, *, scale) -> Tensor",
-            doc=(
-                "q [T, heads, head_dim], pages [P, 1, kv_heads, head_dim]; the rows of group g "
-                "attend to the two runs of slots in plan.table[g], which is read on the device. "
-                "Rows of no group are undefined."
-            ),
-        )
-    )
+    catalog.register_op(_SPEC)
     catalog.register(
         Impl(
             kernel_id="triton.attention_segments",
