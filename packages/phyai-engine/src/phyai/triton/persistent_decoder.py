@@ -81,6 +81,26 @@ def splits_of(depth: int) -> int:
     return min(MOST_SPLITS, depth // LEAST_PART)
 
 
+def _enter(first_scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns what the first phase reads, of contiguous ``x``, and the counters at zero.
+
+    Returns:
+        The residual, the residual times one plus scale, the sums of squares and the counters; see
+        `decoder_kernel`.
+    """
+    rows, width = x.shape
+    columns = width // NARROW.value
+    count = triton.next_power_of_2(1 + columns)
+    residual, scaled = torch.empty_like(x), torch.empty_like(x)
+    squares = torch.empty((rows, columns), dtype=torch.float32, device=x.device)
+    counters = torch.empty(count, dtype=torch.int32, device=x.device)
+    enter_kernel[(rows,)](
+        x, first_scale, residual, scaled, squares, counters, width,
+        BLOCK=triton.next_power_of_2(width), PARTS=columns, COUNTERS=count, num_warps=4,
+    )  # fmt: skip
+    return residual, scaled, squares, counters
+
+
 def run_layers(
     layers: Layers,
     x: Tensor,
@@ -110,22 +130,13 @@ def run_layers(
     """
     rows, width = x.shape
     heads, dim, device = layers.heads, layers.dim, x.device
-    columns = width // NARROW.value
     tiles = triton.cdiv(plan.most_rows * heads, BLOCK_M.value)
     splits = triton.cdiv(plan.most_keys, CHUNK.value)
 
     def rows_of(*shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    x = x.contiguous()
-    residual, scaled = torch.empty_like(x), torch.empty_like(x)
-    squares = rows_of(rows, columns, dtype=torch.float32)
-    count = triton.next_power_of_2(1 + columns)
-    counters = rows_of(count, dtype=torch.int32)
-    enter_kernel[(rows,)](
-        x, layers.first_scale, residual, scaled, squares, counters, width,
-        BLOCK=triton.next_power_of_2(width), PARTS=columns, COUNTERS=count, num_warps=4,
-    )  # fmt: skip
+    residual, scaled, squares, counters = _enter(layers.first_scale, x.contiguous())
     arguments = (
         layers.addresses, layers.constants, rotation, plan.table, residual, scaled, squares,
         rows_of(rows, heads, dim), keys, values, rows_of(splits, rows, heads, dim),
