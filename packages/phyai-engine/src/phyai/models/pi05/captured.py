@@ -6,6 +6,7 @@ from torch import Tensor
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.prefix import PrefixLayout
 from phyai.models.pi05.stream import Place
+from phyai.models.pi05.suffix import plan_suffix
 from phyai.runtime.graphs import CapturedLoop
 from phyai.runtime.paged import PagedKVCache
 
@@ -38,7 +39,7 @@ class CapturedDenoise:
         config, batch = model.config, len(layout.lengths)
         self.layout = layout
         self._cache = cache
-        plan, positions = model.suffix_plan(layout)
+        plan, positions = plan_suffix(model.config, layout, model.device)
         steps = model.step_modulations(num_steps)
 
         def run(actions: Tensor, state: Tensor | None = None) -> Tensor:

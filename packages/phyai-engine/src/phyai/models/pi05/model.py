@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from phyai.dispatch import CallSite
 from phyai.layers import AdaRMSNorm, Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
@@ -16,6 +15,8 @@ from phyai.models.pi05.modulation import StepModulation
 from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix
 from phyai.models.pi05.savings import Savings
 from phyai.models.pi05.stream import Place
+from phyai.models.pi05.suffix import plan_suffix, starting_point
+from phyai.models.pi05.velocity import normed_velocity, velocity_site
 from phyai.models.pi05.vision import VisionTower
 from phyai.processing.inputs import ModelInputs
 from phyai.runtime.paged import PagedKVCache, PagedPlan
@@ -80,12 +81,9 @@ class PI05Model(nn.Module):
             params_dtype=params_dtype,
             device=device,
         )
-        self.action_in_proj: Linear = head(
-            config.max_action_dim, expert.width, "action_in_proj", device
-        )
-        self.action_out_proj: Linear = head(
-            expert.width, config.max_action_dim, "action_out_proj", device
-        )
+        actions = config.max_action_dim
+        self.action_in_proj: Linear = head(actions, expert.width, "action_in_proj", device)
+        self.action_out_proj: Linear = head(expert.width, actions, "action_out_proj", device)
         self.time: TimeCondition | ActionTime
         self.state_proj: Linear | None = None
         if config.family == "pi05":
@@ -97,11 +95,7 @@ class PI05Model(nn.Module):
         self.key_rope: RotaryEmbedding = self._rope(language.kv_heads)
         self.expert_rope: RotaryEmbedding = self._rope(expert.heads)
         self._modulations: dict[int, list[StepModulation]] = {}
-        self._velocity_site = CallSite(
-            "flow_velocity",
-            role="head",
-            dims={"hidden": expert.width, "actions": config.max_action_dim},
-        )
+        self._velocity_site = velocity_site(expert.width, actions)
 
     def _rope(self, heads: int) -> RotaryEmbedding:
         config = self.config
@@ -176,25 +170,6 @@ class PI05Model(nn.Module):
         else:
             self.language.tail(stream.residual, stream.update, positions, self.key_rope, cache, 0)
 
-    def suffix_plan(self, layout: PrefixLayout) -> tuple[PagedPlan, Tensor]:
-        """Returns the expert's attention plan and positions, both constant over the steps.
-
-        Action tokens see the visible prefix and the whole suffix of their request. π0's state token
-        comes first and sees the prefix and itself only.
-        """
-        length = self.config.suffix_len
-        queries: list[int] = []
-        slots: list[Tensor] = []
-        for request, visible in enumerate(layout.visible):
-            own = torch.arange(length) + layout.total + request * length
-            if self.config.family == "pi0":
-                queries.append(1)
-                slots.append(torch.cat([visible, own[:1]]))
-            queries.append(self.config.chunk_size)
-            slots.append(torch.cat([visible, own]))
-        positions = torch.cat([torch.arange(length) + count for count in layout.visible_counts])
-        return PagedPlan.from_slots(queries, slots, self.device), positions.to(self.device)
-
     def time_vector(self, time: Tensor) -> Tensor:
         """Returns the fp32 embedding [B, expert width] of times [B]."""
         config = self.config
@@ -228,21 +203,12 @@ class PI05Model(nn.Module):
         norm = self.expert.norm
         if isinstance(norm, AdaRMSNorm) and stream.update is None:
             assert step.final is not None, "an adaptive norm needs a modulation"
-            found = self._velocity_of(norm, stream.residual, step.final)
+            found = normed_velocity(
+                self._velocity_site, norm, self.action_out_proj, stream.residual, step.final
+            )
             return found.view(actions.shape)
         x = self.expert.final_norm(stream, step.final).view(actions.shape[0], -1, x.shape[1])
         return self.action_out_proj(x[:, -self.config.chunk_size :].float())
-
-    def _velocity_of(self, norm: AdaRMSNorm, x: Tensor, modulation: Tensor) -> Tensor:
-        projection = self.action_out_proj
-        selection = self._velocity_site.select(
-            device=x.device,
-            dtype={"input": x.dtype, "weight": projection.params_dtype},
-            quant=projection.spec.physical_signature,
-            dims={"tokens": x.shape[0]},
-            attrs={"shared_modulation": modulation.shape[0] == 1},
-        )
-        return selection.execute(norm, projection, x, modulation)
 
     def step_modulations(self, num_steps: int | None = None) -> list[StepModulation]:
         """Returns what each Euler step needs from its time; one entry per step.
@@ -313,7 +279,7 @@ class PI05Model(nn.Module):
         actions = self.starting_point(inputs.tokens.shape[0], noise, seed).to(self.device)
         state = None if inputs.state is None else inputs.state.to(self.device)
         cache, layout = self.encode_prefix(inputs)
-        plan, positions = self.suffix_plan(layout)
+        plan, positions = plan_suffix(self.config, layout, self.device)
         place = Place(positions, self.expert_rope, cache, layout.total, plan)
         guidance = None if guidance is None else guidance.to(self.device)
         return self.integrate(actions, state, steps, place, guidance)
@@ -325,15 +291,4 @@ class PI05Model(nn.Module):
             ValueError: for a wrong shape, or both noise and seed.
         """
         shape = (batch, self.config.chunk_size, self.config.max_action_dim)
-        if noise is None:
-            generator = torch.Generator()
-            if seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(seed)
-            noise = torch.randn(shape, generator=generator)
-        elif seed is not None:
-            raise ValueError("give either noise or a seed, not both")
-        elif tuple(noise.shape) != shape:
-            raise ValueError(f"noise has shape {tuple(noise.shape)}; this batch needs {shape}")
-        return noise.float()
+        return starting_point(shape, noise, seed)

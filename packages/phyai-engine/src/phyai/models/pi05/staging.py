@@ -114,7 +114,7 @@ def _prefix_table(layout: PrefixLayout, padding: int) -> Tensor:
 def _suffix_numbers(
     config: PI05Config, layout: PrefixLayout, first_slot: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns positions and table of the action tokens; see `PI05Model.suffix_plan`."""
+    """Returns positions and table of the action tokens; see `plan_suffix` of the suffix."""
     length = config.suffix_len
     starts = [0, *accumulate(layout.lengths)]
     table: list[list[int]] = []
