@@ -45,6 +45,7 @@ def compile_ahead(processes: int, arguments: Sequence[str]) -> None:
         subprocess.Popen([*command, "--share", str(index), str(processes)])  # noqa: S603
         for index in range(processes)
     ]
-    for share in shares:
-        share.wait()
+    failed = sum(share.wait() != 0 for share in shares)
     say(f"compiled ahead in {time.perf_counter() - start:.0f} s")
+    if failed:
+        say(f"{failed} of {processes} compiling processes failed; what they left is compiled later")

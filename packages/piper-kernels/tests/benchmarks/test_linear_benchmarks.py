@@ -10,7 +10,7 @@ import linear_page
 import pytest
 import torch
 from _ffn_models import BLOCKS, QUICK, FeedForwardCase, build, quantized
-from _graph_timing import Variant, time_variants
+from _graph_timing import REPEATS, Variant, _repeats, time_variants
 from _linear_cases import FOUR_BIT_ALL, FULL, INT8_ALL, LinearCase
 from _linear_cases import QUICK as SMALL
 from _linear_providers import PROVIDERS, Operator
@@ -84,7 +84,15 @@ def test_processes_compile_ahead_and_are_awaited(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {
         f"--quick---share-{index}-2" for index in (0, 1)
     }
-    assert "compiled ahead in" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "compiled ahead in" in said
+    assert "failed" not in said
+
+
+def test_processes_that_fail_to_compile_are_counted(capsys):
+    program = "import sys; sys.exit(sys.argv[2] == '1')"
+    _linear_compilation.compile_ahead(3, ["-c", program])
+    assert "1 of 3 compiling processes failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("factor", [torch.nan, 1.3])
@@ -180,6 +188,11 @@ def test_quality():
     assert quality(exact * torch.tensor([torch.inf, 1]), exact)["nonfinite"] == 1
     zero = quality(torch.zeros(2), torch.zeros(2))
     assert (zero["sqnr_db"], zero["cosine"], zero["relative_l2"]) == (None, None, 0.0)
+
+
+def test_what_a_clock_does_not_see_is_started_most_often():
+    assert _repeats(0.0) == REPEATS[1]
+    assert _repeats(1e9) == REPEATS[0]
 
 
 def test_a_variant_that_fails_does_not_stop_the_others():
