@@ -1,6 +1,6 @@
 """Launches of kernels that were launched with arguments of the same kind before."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,20 @@ def are_aligned(*tensors: Tensor) -> bool:
     for tensor in tensors:
         addresses |= tensor.data_ptr()
     return addresses % _ALIGNMENT == 0
+
+
+def launch_key(tensors: Sequence[Tensor | None], *rest: Hashable) -> tuple[Hashable, ...] | None:
+    """Return the key of a launch, ``None`` where storage is not aligned; see ``Launcher``.
+
+    Args:
+        tensors: All tensors of the launch, at least one of them.
+        rest: Numbers that are specialized, the types of others, constants and options.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not are_aligned(*present):
+        return None
+    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+    return (present[0].device.index, dtypes, *rest)
 
 
 class Launcher:

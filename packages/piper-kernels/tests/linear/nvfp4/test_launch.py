@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 hopper = pytest.importorskip("piper_kernels.linear.nvfp4._nvidia.hopper")
 
+from piper_kernels._triton.launching import launch_key  # noqa: E402
 from piper_kernels.linear.nvfp4 import _operands, _product  # noqa: E402
-from piper_kernels.linear.nvfp4._keys import launch_key  # noqa: E402
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan, select_plan  # noqa: E402
 from piper_kernels.linear.nvfp4._weight import Weight  # noqa: E402
 from piper_kernels.weights.nvfp4._layout import scale_shape  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
@@ -140,36 +140,29 @@ def quantize(
     q, k, v = parts.query, parts.key, parts.value
     chunk_tiles = _chunk_tiles(query, key, value)
     query_chunks, key_chunks = (-(-tiles_of(x.shape[2]) // chunk_tiles) for x in (query, key))
-    query_programs = query.shape[0] * query.shape[1] * query_chunks
-    key_programs = key.shape[0] * key.shape[1] * key_chunks
-    value_programs = value.shape[0] * value.shape[1] * key_chunks
+    heads = (x.shape[0] * x.shape[1] for x in (query, key, value))
+    chunks = (query_chunks, key_chunks, key_chunks)
+    programs = [count * each for count, each in zip(heads, chunks, strict=True)]
     tensors = (
         query, key, value, k.scale if lengths is None else lengths,
         q.codes, q.scale, k.codes, k.scale, known.rotated,
         v.codes.flatten().view(torch.int32), v.multiplier, v.logs, v.sums, known.value,
     )  # fmt: skip
     sizes = (
-        query.shape[2], key.shape[2], query.shape[1], key.shape[1], query_programs, key_programs,
-        query_chunks, max(key_chunks, 1), chunk_tiles,
+        query.shape[2], key.shape[2], query.shape[1], key.shape[1], *programs[:2], query_chunks,
+        max(key_chunks, 1), chunk_tiles,
     )  # fmt: skip
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
     options = _options(some)
     constants = (
         some.shape[3], _groups(granularity.query), _groups(granularity.key), int(values), permuted,
-        sums, lengths is not None, options.pop("WIDE"), query_programs > 0, key_programs > 0,
-        value_programs > 0, options.pop("STAGES"),
+        sums, lengths is not None, options.pop("WIDE"), *(n > 0 for n in programs),
+        options.pop("STAGES"),
     )  # fmt: skip
-    launch_key = None
-    if are_aligned(*tensors):
-        dtypes = tuple(tensor.dtype for tensor in tensors)
-        launch_key = (some.device.index, dtypes, tuple(n >> 31 for n in sizes), strides, constants)
+    arguments = (*tensors, *sizes, query_factor, *strides, *constants)
+    kind = launch_key(tensors, tuple(n >> 31 for n in sizes), strides, constants)
     with launch_guard(some.device):
-        _quantize(
-            query_programs + key_programs + value_programs,
-            (*tensors, *sizes, query_factor, *strides, *constants),
-            options,
-            launch_key,
-        )
+        _quantize(sum(programs), arguments, options, kind)
     return parts
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels.attention._sm90_kernels.launch import descriptor
 from piper_kernels.attention._sm90_kernels.routed import routed_attention_kernel
@@ -103,6 +103,29 @@ def _permuted_keys(key: Tensor) -> TensorDescriptor:
     return TensorDescriptor(key, shape, strides, block, permuted_layout(head_dim))
 
 
+def _tensors(
+    o: PreparedOperands,
+    value_sums: Tensor,
+    routes: Routes,
+    block_lengths: Tensor | None,
+    coarse: CoarseBranch | None,
+    out: Tensor,
+) -> tuple[Tensor, ...]:
+    """Return the tensors of the kernel in its order.
+
+    Stand-ins of what there is not are not read, except the counts of routes that are not used.
+    """
+    floats, words = o.query_scale, value_sums
+    return (
+        o.query_scale, o.key_scale, o.value_multiplier, value_sums, o.value_mean,
+        words if block_lengths is None else block_lengths,
+        floats if coarse is None else coarse.output,
+        floats if coarse is None else coarse.gate, out,
+        words if routes.routes is None else routes.routes,
+        words if routes.table is None else routes.table,
+    )  # fmt: skip
+
+
 def attend(
     operands: PreparedOperands,
     value_sums: Tensor,
@@ -142,32 +165,20 @@ def attend(
         out = o.query_scale.new_empty((batch, stored_rows, heads, head_dim), dtype=dtype)
     if out.numel() == 0:
         return out
-    # Stand-ins of what there is not are not read, except the counts of routes that are not used.
-    floats, words = o.query_scale, value_sums
-    routed = 0 if routes.routes is None else routes.routes.shape[1]
-    gate = floats if coarse is None else coarse.gate
     descriptors = (
         descriptor(o.query.view(-1, head_dim), TILE, head_dim),
         _permuted_keys(o.key),
         descriptor(o.value.view(-1, stored), head_dim, TILE),
     )
-    tensors = (
-        o.query_scale, o.key_scale, o.value_multiplier, value_sums, o.value_mean,
-        words if block_lengths is None else block_lengths,
-        floats if coarse is None else coarse.output, gate, out,
-        words if routes.routes is None else routes.routes,
-        words if routes.table is None else routes.table,
-    )  # fmt: skip
+    tensors = _tensors(o, value_sums, routes, block_lengths, coarse, out)
+    gate = o.query_scale if coarse is None else coarse.gate
+    routed, each = (0, 0) if routes.routes is None else routes.routes.shape[1:]
     numbers = (
-        first_block, blocks, stored // TILE, heads, heads // o.key.shape[1], routed,
-        routes.tiles, 0 if routes.routes is None else routes.routes.shape[2], rows, query_tiles,
-        query_rows, *gate.stride()[:3],
+        first_block, blocks, stored // TILE, heads, heads // o.key.shape[1], routed, routes.tiles,
+        each, rows, query_tiles, query_rows, *gate.stride()[:3],
     )  # fmt: skip
     flags = (block_lengths is not None, coarse is not None)
-    key = None
-    if are_aligned(*tensors):
-        dtypes = tuple(tensor.dtype for tensor in tensors)
-        key = (out.device.index, head_dim, dtypes, tuple(n >> 31 for n in numbers), flags)
+    key = launch_key(tensors, head_dim, tuple(n >> 31 for n in numbers), flags)
     constants = (STAGES[head_dim], store_layout(head_dim), COPY_REGISTERS)
     with launch_guard(out.device):
         _attend(

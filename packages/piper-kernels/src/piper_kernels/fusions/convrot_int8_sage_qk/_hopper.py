@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from piper_kernels._triton.addresses import Address
-from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.launching import Launcher, are_aligned, launch_key
 from piper_kernels._triton.runtime import launch_guard
 from piper_kernels._triton.targets import sm_count
 from piper_kernels.attention._preparation._launch import Values
@@ -173,10 +173,7 @@ def _launch(
     numbers = (batch, rows, projection.heads, features, stride, eps, heads.factor, delay)
     constants = (heads.kind, width, rotary, heads.summary, PAIR.stages, PAIR.group_m)
     flags = (bias is not None, weight is not None, lengths is not None)
-    key = None
-    if are_aligned(*tensors):
-        dtypes = (tensors[2].dtype, tensors[3].dtype)
-        key = (device.index, *dtypes, features, stride, *constants, flags)
+    key = launch_key(tensors, rows >> 31, features, stride, constants, flags)
     layout = block_layout(heads.kind, width)
     with launch_guard(device):
         _encode(

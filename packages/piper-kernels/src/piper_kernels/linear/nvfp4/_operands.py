@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from piper_kernels._triton.launching import Launcher
-from piper_kernels.linear.nvfp4._keys import launch_key
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HELD_ROWS, STEP, HopperPlan
 from piper_kernels.linear.nvfp4._operand_kernels import (
     dense_operand_kernel,

@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from piper_kernels._triton.launching import Launcher
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels._triton.targets import accelerator_target, dot_precision, sm_count
-from piper_kernels.linear.nvfp4._keys import launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._operand_kernels import packed_operand_kernel
 from piper_kernels.linear.nvfp4._plan import ProductPlan

@@ -4,7 +4,7 @@
 
 from torch import Tensor
 
-from piper_kernels._triton.launching import Launcher, are_aligned
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels._triton.products import rows_side_by_side
 from piper_kernels._triton.row_chunks import RowChunks
 from piper_kernels._triton.runtime import as_words, launch_guard
@@ -48,16 +48,12 @@ def norm_rows(
     with launch_guard(qdata.device), as_words(qdata) as words:
         tensors = (x, added, weight, total, words, scale)
         constants = (group_size, plan.rows, plan.size, residual is not None, gemma)
-        key = None
-        if are_aligned(*tensors):
-            kinds = tuple(tensor.dtype for tensor in tensors[:4])
-            numbers = (x.stride(0), added.stride(0), features, rows >> 31)
-            key = (qdata.device.index, *kinds, *numbers, *constants)
+        strides = (x.stride(0), added.stride(0))
         _norm(
             ceil_div(rows, plan.rows),
-            (*tensors, x.stride(0), added.stride(0), rows, features, eps, *constants),
+            (*tensors, *strides, rows, features, eps, *constants),
             {"num_warps": plan.num_warps},
-            key,
+            launch_key(tensors, strides, features, rows >> 31, constants),
         )
 
 
@@ -79,12 +75,9 @@ def head_rows(
     with launch_guard(qdata.device), as_words(qdata) as words:
         tensors = (source, words, scale)
         constants = (group_size, plan.rows, plan.size, source.shape[2])
-        key = None
-        if are_aligned(*tensors):
-            key = (qdata.device.index, source.dtype, *strides, features, rows >> 31, *constants)
         _heads(
             ceil_div(rows, plan.rows),
             (*tensors, *strides, rows, features, *constants),
             {"num_warps": plan.num_warps},
-            key,
+            launch_key(tensors, strides, features, rows >> 31, constants),
         )

@@ -11,8 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from piper_kernels._triton.addresses import Address
-from piper_kernels._triton.launching import Launcher
-from piper_kernels.linear.nvfp4._keys import launch_key
+from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
 from piper_kernels.linear.nvfp4._nvidia.hopper_product_kernel import hopper_product_kernel
 from piper_kernels.linear.nvfp4._nvidia.hopper_stream_kernel import hopper_stream_kernel
