@@ -127,7 +127,7 @@ def _graph(variant: Variant, calls: int) -> torch.cuda.CUDAGraph | None:
 
 def _repeats(milliseconds: float) -> int:
     """Return how often to start what takes so long."""
-    return max(REPEATS[0], min(REPEATS[1], int(VARIANT_MS / milliseconds)))
+    return max(REPEATS[0], min(REPEATS[1], int(VARIANT_MS / max(milliseconds, 1e-3))))
 
 
 def _milliseconds(replay: Replay, turn: int) -> float:
