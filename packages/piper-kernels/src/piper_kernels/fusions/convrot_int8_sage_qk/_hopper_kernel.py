@@ -12,12 +12,7 @@ Gluon's Hopper API.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from piper_kernels.fusions.convrot_int8_sage_qk._hopper_blocks import (
     VALUES,
@@ -26,7 +21,7 @@ from piper_kernels.fusions.convrot_int8_sage_qk._hopper_blocks import (
 )
 from piper_kernels.fusions.convrot_int8_sage_qk._hopper_epilogue import ROWS
 from piper_kernels.fusions.projected_qk._hopper_heads import ANGLES, row_halves
-from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import unit_position
+from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import multiply_steps, unit_position
 
 _WAIT = gl.constexpr("""
 {
@@ -145,7 +140,6 @@ def _encode_partition(
     MASKED: gl.constexpr,
 ):
     """Multiply what the ring holds and encode every tile of this program."""
-    STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -161,24 +155,9 @@ def _encode_partition(
             unit, row_tiles, column_tiles, steps, GROUP_M, 1, False
         )
         accumulator = gl.zeros((BLOCK_M, BLOCK_N), gl.int32, layout)
-        previous = count % STAGES
-        for step in range(steps):
-            slot = count % STAGES
-            mbarrier.wait(ready.index(slot), (count // STAGES) & 1)
-            token = warpgroup_mma(
-                x_ring.index(slot),
-                w_ring.index(slot).permute((1, 0)),
-                accumulator,
-                use_acc=step > 0,
-                is_async=True,
-            )
-            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(token,))
-            # The products of the step before have read their slot.
-            mbarrier.arrive(empty.index(previous), count=1, pred=step > 0)
-            previous = slot
-            count += 1
-        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(previous), count=1)
+        count, accumulator = multiply_steps(
+            x_ring, w_ring, ready, empty, count, accumulator, 0, steps
+        )
         halves = row_halves(accumulator)
         for half in gl.static_range(BLOCK_M // ROWS):
             encode_block(

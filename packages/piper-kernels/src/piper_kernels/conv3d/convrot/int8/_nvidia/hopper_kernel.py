@@ -11,18 +11,14 @@ warpgroups multiply them with INT32 WGMMA. Importing needs a Triton with Gluon's
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from piper_kernels.conv3d.convrot.int8._nvidia.hopper_epilogue import (
     load_row_numbers,
     send_tile,
     store_tile,
 )
+from piper_kernels.linear.convrot.int8._nvidia.hopper_kernel import multiply_steps
 
 
 @gluon.jit
@@ -134,7 +130,6 @@ def multiply_partition(
     SEND: gl.constexpr,
 ):
     """Multiply what the ring holds and finish every unit of this program."""
-    STAGES: gl.constexpr = code_ring.shape[0]
     VOXELS: gl.constexpr = code_ring.shape[1]
     DEPTH: gl.constexpr = code_ring.shape[2]
     OUTPUTS: gl.constexpr = weight_ring.shape[1]
@@ -156,24 +151,9 @@ def multiply_partition(
             input_scale, weight_scale, bias, output, outputs, bias_stride, HAS_BIAS
         )
         accumulator = gl.zeros((OUTPUTS, VOXELS), gl.int32, layout)
-        previous = count % STAGES
-        for step in range(first, 27 * STEPS):
-            slot = count % STAGES
-            mbarrier.wait(ready.index(slot), (count // STAGES) & 1)
-            token = warpgroup_mma(
-                weight_ring.index(slot),
-                code_ring.index(slot).permute((1, 0)),
-                accumulator,
-                use_acc=step > first,
-                is_async=True,
-            )
-            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(token,))
-            # The products of the step before have read their slot.
-            mbarrier.arrive(empty.index(previous), count=1, pred=step > first)
-            previous = slot
-            count += 1
-        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(previous), count=1)
+        count, accumulator = multiply_steps(
+            weight_ring, code_ring, ready, empty, count, accumulator, first, 27 * STEPS
+        )
         row = row_tile * (VOXELS // BOX_WIDTH)
         column = column_tile * BOX_WIDTH
         if SEND:

@@ -99,6 +99,45 @@ def copy_partition(
 
 
 @gluon.jit
+def multiply_steps(left_ring, right_ring, ready, empty, count, accumulator, start, stop):
+    """Multiply the slots of steps, in order, and free them.
+
+    Args:
+        left_ring: int8 ``[STAGES, M, K]`` in shared memory.
+        right_ring: int8 ``[STAGES, N, K]`` in shared memory.
+        ready: Barriers of full slots.
+        empty: Barriers of free slots.
+        count: Steps of the ring before these.
+        accumulator: int32 ``[M, N]``; what it holds is not read.
+        start: First step.
+        stop: End of the steps, beyond ``start``.
+
+    Returns:
+        ``count`` behind the steps, and the sum of their products.
+    """
+    STAGES: gl.constexpr = left_ring.shape[0]
+    previous = count % STAGES
+    for step in range(start, stop):
+        slot = count % STAGES
+        mbarrier.wait(ready.index(slot), (count // STAGES) & 1)
+        token = warpgroup_mma(
+            left_ring.index(slot),
+            right_ring.index(slot).permute((1, 0)),
+            accumulator,
+            use_acc=step > start,
+            is_async=True,
+        )
+        accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(token,))
+        # The products of the step before have read their slot.
+        mbarrier.arrive(empty.index(previous), count=1, pred=step > start)
+        previous = slot
+        count += 1
+    accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+    mbarrier.arrive(empty.index(previous), count=1)
+    return count, accumulator
+
+
+@gluon.jit
 def multiply_partition(
     x_ring,
     w_ring,
@@ -127,7 +166,6 @@ def multiply_partition(
     HAS_SECOND_BIAS: gl.constexpr,
 ):
     """Multiply what the ring holds and finish every unit of this program."""
-    STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     # Triton accepts integer WGMMA up to 128 columns.
@@ -141,24 +179,9 @@ def multiply_partition(
             unit, row_tiles, column_tiles, steps, GROUP_M, SPLIT_K, PAIRED
         )
         accumulator = gl.zeros((BLOCK_M, BLOCK_N), gl.int32, layout)
-        previous = count % STAGES
-        for step in range(start, stop):
-            slot = count % STAGES
-            mbarrier.wait(ready.index(slot), (count // STAGES) & 1)
-            token = warpgroup_mma(
-                x_ring.index(slot),
-                w_ring.index(slot).permute((1, 0)),
-                accumulator,
-                use_acc=step > start,
-                is_async=True,
-            )
-            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(token,))
-            # The products of the step before have read their slot.
-            mbarrier.arrive(empty.index(previous), count=1, pred=step > start)
-            previous = slot
-            count += 1
-        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(previous), count=1)
+        count, accumulator = multiply_steps(
+            x_ring, w_ring, ready, empty, count, accumulator, start, stop
+        )
         if SPLIT_K > 1:
             all_columns = columns * 2 if PAIRED else columns
             offset = part.to(gl.int64) * rows * all_columns + second * columns
