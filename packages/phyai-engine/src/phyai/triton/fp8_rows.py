@@ -89,6 +89,21 @@ def _head_rows_kernel(
     _store_codes(values, codes, scales, row, columns, mask, hidden)
 
 
+@triton.jit
+def _load_sum(
+    source, residual, total, row, columns, mask, hidden, residual_stride, ADD: tl.constexpr
+):
+    """Loads one row in FP32, or stores its sum with the residual and rounds that like the row."""
+    loaded = tl.load(source + columns, mask=mask, other=0.0)
+    values = loaded.to(tl.float32)
+    if ADD:
+        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
+        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + row * hidden + columns, stored, mask=mask)
+        values = stored.to(loaded.dtype).to(tl.float32)
+    return values
+
+
 @triton.jit(do_not_specialize=["eps"])
 def _norm_rows_kernel(
     x, residual, weight, codes, scales, total, hidden, x_stride, residual_stride, eps,
@@ -97,14 +112,10 @@ def _norm_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
-    loaded = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
-    kind = loaded.dtype
-    values = loaded.to(tl.float32)
-    if ADD:
-        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
-        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + row * hidden + columns, stored, mask=mask)
-        values = stored.to(kind).to(tl.float32)
+    kind = x.dtype.element_ty
+    values = _load_sum(
+        x + row * x_stride, residual, total, row, columns, mask, hidden, residual_stride, ADD
+    )
     scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     if GEMMA:
         scale += 1.0
@@ -123,14 +134,10 @@ def _layer_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
-    loaded = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
-    kind = loaded.dtype
-    values = loaded.to(tl.float32)
-    if ADD:
-        added = tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0)
-        stored = (values + added.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + row * hidden + columns, stored, mask=mask)
-        values = stored.to(kind).to(tl.float32)
+    kind = x.dtype.element_ty
+    values = _load_sum(
+        x + row * x_stride, residual, total, row, columns, mask, hidden, residual_stride, ADD
+    )
     centered = tl.where(mask, values - tl.sum(values, axis=0) / hidden, 0.0)
     inverse = tl.math.rsqrt(tl.sum(centered * centered, axis=0) / hidden + eps)
     result = centered * inverse * tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
