@@ -4,15 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from phyai.dispatch import (
-    KernelQuery,
-    Selector,
-    kernel_selector_scope,
-    policy_from_mapping,
-)
+from phyai.dispatch import Selector, kernel_selector_scope, policy_from_mapping
 from phyai.dispatch.catalog import build_catalog
 from phyai.layers import Linear, PlainMLP
 from phyai.layers.mlp import Activation
+
+from .product_choice import ask
 
 PREFERENCE = {
     "rules": [
@@ -21,22 +18,9 @@ PREFERENCE = {
 }
 
 
-def chosen(policy=None, *, device="nvidia:sm90", format="bf16", kind="gelu_tanh", **changes):  # noqa: A002
-    dtype = {"input": "bf16", "output": "bf16", "weight": "bf16"}
-    dims = {"M": 768, "K": 1152, "hidden": 4304}
-    for name, value in changes.items():
-        (dtype if name in dtype else dims)[name] = value
-    catalog = build_catalog()
-    rules = policy_from_mapping(policy, catalog=catalog) if policy else None
-    selector = Selector(catalog, device=device, **({"policy": rules} if rules else {}))
-    query = KernelQuery.build(
-        "activated_product",
-        device=device,
-        dtype=dtype,
-        quant={"format": format},
-        shape=dims,
-        attrs={"activation": kind},
-    )
+def chosen(policy=None, *, kind="gelu_tanh", **changes):
+    sizes = {"M": 768, "K": 1152, "hidden": 4304}
+    selector, query = ask("activated_product", sizes, policy, kind=kind, **changes)
     return selector.explain(query).selected
 
 

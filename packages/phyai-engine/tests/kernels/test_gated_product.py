@@ -6,15 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from phyai.dispatch import (
-    KernelQuery,
-    Selector,
-    kernel_selector_scope,
-    policy_from_mapping,
-)
+from phyai.dispatch import Selector, kernel_selector_scope, policy_from_mapping
 from phyai.dispatch.catalog import build_catalog
 from phyai.layers import GatedMLP, Leg, Linear
 from phyai.layers.mlp import Activation
+
+from .product_choice import ask
 
 PREFERENCE = {
     "rules": [
@@ -29,23 +26,8 @@ def _with_libraries(monkeypatch):
     monkeypatch.setattr("phyai.dispatch.facts.library_problem", lambda name: None)
 
 
-def question(policy=None, *, device="nvidia:sm90", format="bf16", kind="silu", **changes):  # noqa: A002
-    dtype = {"input": "bf16", "output": "bf16", "weight": "bf16"}
-    dims = dict(QUERY)
-    for name, value in changes.items():
-        (dtype if name in dtype else dims)[name] = value
-    catalog = build_catalog()
-    rules = policy_from_mapping(policy, catalog=catalog) if policy else None
-    selector = Selector(catalog, device=device, **({"policy": rules} if rules else {}))
-    query = KernelQuery.build(
-        "gated_product",
-        device=device,
-        dtype=dtype,
-        quant={"format": format},
-        shape=dims,
-        attrs={"activation": kind},
-    )
-    return selector, query
+def question(policy=None, *, kind="silu", **changes):
+    return ask("gated_product", QUERY, policy, kind=kind, **changes)
 
 
 def chosen(*policy, **changes):

@@ -1,12 +1,8 @@
 """The fused decoder kernels: numerics in the interpreter or on a GPU, machine code for all."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -15,6 +11,7 @@ from triton.compiler import ASTSource
 
 from phyai.triton import persistent_entry, segments, skinny, small_gemm
 
+from .checks import WHERE, run_checks
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("decoder_checks.py")
@@ -72,19 +69,6 @@ def test_compiles(name, target):
     assert compiled.asm
 
 
-@pytest.mark.parametrize("where", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("where", WHERE)
 def test_numerics(where):
-    if where == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    environment = dict(os.environ)
-    if where == "interpreter":
-        environment["TRITON_INTERPRET"] = "1"
-    arguments = [where] if where == "cuda" else []
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_checks(CHECKS, where)

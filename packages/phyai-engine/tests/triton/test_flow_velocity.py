@@ -1,12 +1,8 @@
 """Norm and action head in one kernel: numerics, machine code, and which row the model asks for."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -17,6 +13,7 @@ from phyai.dispatch import KernelQuery, Selector
 from phyai.dispatch.catalog import build_catalog
 from phyai.triton import flow_velocity
 
+from .checks import WHERE, run_checks
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("flow_velocity_checks.py")
@@ -36,21 +33,9 @@ def test_compiles(target):
     assert triton.compile(source, target=TARGETS[target], options={"num_warps": 8}).asm
 
 
-@pytest.mark.parametrize("where", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("where", WHERE)
 def test_numerics(where):
-    if where == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    environment = dict(os.environ)
-    if where == "interpreter":
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), *([where] if where == "cuda" else [])],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_checks(CHECKS, where)
 
 
 def chosen(device="nvidia:sm90", dtype="bf16", weight="fp32", shared=True, **changes):

@@ -1,12 +1,8 @@
 """Attention of heads of any width: numerics in the interpreter or on a GPU, code for all."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -16,6 +12,7 @@ from triton.compiler import ASTSource
 from phyai.dispatch import explain
 from phyai.triton import narrow_attention
 
+from .checks import WHERE, run_checks
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("narrow_attention_checks.py")
@@ -37,22 +34,9 @@ def test_compiles(target):
     assert triton.compile(source, target=TARGETS[target], options=options).asm
 
 
-@pytest.mark.parametrize("where", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("where", WHERE)
 def test_numerics(where):
-    if where == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    environment = dict(os.environ)
-    if where == "interpreter":
-        environment["TRITON_INTERPRET"] = "1"
-    arguments = [where] if where == "cuda" else []
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_checks(CHECKS, where)
 
 
 @pytest.mark.parametrize(

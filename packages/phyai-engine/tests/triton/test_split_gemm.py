@@ -1,13 +1,9 @@
 """Split fp32 products: numerics in the interpreter or on a GPU, machine code, and the row."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -18,6 +14,7 @@ from phyai.dispatch import KernelQuery, Selector, policy_from_mapping
 from phyai.dispatch.catalog import build_catalog
 from phyai.triton import split_gemm
 
+from .checks import WHERE, run_checks
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("split_gemm_checks.py")
@@ -47,21 +44,9 @@ def test_compiles(target):
     assert set(copied) == {"0x10"}, "16 bytes a time, though K is no multiple of 16"
 
 
-@pytest.mark.parametrize("where", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("where", WHERE)
 def test_numerics(where):
-    if where == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    environment = dict(os.environ)
-    if where == "interpreter":
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), *([where] if where == "cuda" else [])],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_checks(CHECKS, where)
 
 
 def test_a_policy_chooses_the_row_where_it_can_run(monkeypatch):
