@@ -7,7 +7,7 @@ others wait they start to copy keys of the prefix, which nobody writes. Importin
 with Gluon's Hopper API.
 """
 
-# ruff: noqa: ANN001, C901, PLR0912, PLR0915  # device functions, phases in a row
+# ruff: noqa: ANN001, ANN202, C901, PLR0912, PLR0915  # device functions, phases in a row
 # pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
@@ -28,6 +28,17 @@ from phyai.triton.persistent_tiles import (
     barrier,
     wait_for,
 )
+
+
+@gluon.jit
+def _meet(counters, count, programs, phase, begin):
+    """Wait for the phase before, if this launch ran one, and return how many have arrived."""
+    barrier()
+    if phase > begin:
+        count += programs
+        arrive(counters)
+        wait_for(counters, count)
+    return count
 
 
 @gluon.jit
@@ -60,11 +71,7 @@ def _compute(
         layer_values = values + gl.cast(layer, gl.int64) * layer_stride
 
         if (phase >= begin) & (phase < end):
-            barrier()
-            if phase > begin:
-                count += programs
-                arrive(counters)
-                wait_for(counters, count)
+            count = _meet(counters, count, programs, phase, begin)
             for tile in range(program, QKV // NARROW, programs):
                 used = project(
                     tile, scaled, squares, constant, query, layer_keys + first_slot * DIM,
@@ -114,22 +121,14 @@ def _compute(
 
         phase += 1
         if (phase >= begin) & (phase < end):
-            barrier()
-            if phase > begin:
-                count += programs
-                arrive(counters)
-                wait_for(counters, count)
+            count = _meet(counters, count, programs, phase, begin)
             last = (total_rows + attention.MERGED_ROWS - 1) // attention.MERGED_ROWS
             for item in range(program, last, programs):
                 attention.merge(item, partial, heights, attended, total_rows, splits, DIM)
 
         phase += 1
         if (phase >= begin) & (phase < end):
-            barrier()
-            if phase > begin:
-                count += programs
-                arrive(counters)
-                wait_for(counters, count)
+            count = _meet(counters, count, programs, phase, begin)
             for item in range(program, COLUMNS * OUT_SPLITS, programs):
                 used = add_product(
                     item, attended, narrow, ready, empty, used, ring, residual, gates,
@@ -139,11 +138,7 @@ def _compute(
 
         phase += 1
         if (phase >= begin) & (phase < end):
-            barrier()
-            if phase > begin:
-                count += programs
-                arrive(counters)
-                wait_for(counters, count)
+            count = _meet(counters, count, programs, phase, begin)
             for tile in range(program, 2 * MLP // WIDE, programs):
                 used = activate(
                     tile, scaled, squares, up_constant, hidden, weights, ready, empty, used, ring,
@@ -152,11 +147,7 @@ def _compute(
 
         phase += 1
         if (phase >= begin) & (phase < end):
-            barrier()
-            if phase > begin:
-                count += programs
-                arrive(counters)
-                wait_for(counters, count)
+            count = _meet(counters, count, programs, phase, begin)
             for item in range(program, COLUMNS * DOWN_SPLITS, programs):
                 used = add_product(
                     item, hidden, narrow, ready, empty, used, ring, residual, gates + 2 * WIDTH,
