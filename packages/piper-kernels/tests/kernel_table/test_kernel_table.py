@@ -80,7 +80,8 @@ def test_a_spill_is_shown():
 
 
 def test_every_kernel_has_a_case():
-    assert {f"{case.module}.{case.kernel}" for case in CASES} == package_kernels()
+    different = {f"{case.module}.{case.kernel}" for case in CASES} ^ package_kernels()
+    assert not different, f"give each kernel a KernelCase in kernel_cases.py: {different}"
     assert len({case.name for case in CASES}) == len(CASES)
     assert tuple(TARGETS) == ALL
     assert all(TARGETS[target].backend == "cuda" for target in CUDA)
