@@ -9,7 +9,6 @@ import pytest
 
 from phyai.dispatch import PolicyError, policy_from_mapping
 from phyai.dispatch.policy_schema import DIALECT, policy_schema
-from phyai.dispatch.policy_schema_quantization import INPUT_DTYPES
 from phyai.dispatch.policy_yaml import parse_document, read_document
 from phyai_quant.policy_section import parse_quantization_section
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError
@@ -154,9 +153,9 @@ def test_the_formats_of_inputs_and_weights_are_those_of_the_parser(schema):
             return f"{role}.dtype: '{dtype.value}' is not" not in str(error)
         return True
 
-    weights = schema["$defs"]["quantized_weight"]["properties"]["dtype"]["enum"]
-    assert [dtype.value for dtype in QDType if parses("weight", dtype)] == weights
-    assert {dtype for dtype in QDType if parses("input", dtype)} == set(INPUT_DTYPES)
+    for role in ("weight", "input"):
+        formats = schema["$defs"][f"quantized_{role}"]["properties"]["dtype"]["enum"]
+        assert {dtype.value for dtype in QDType if parses(role, dtype)} == set(formats)
 
 
 def test_granularities_of_conditions_are_those_of_weights(schema):

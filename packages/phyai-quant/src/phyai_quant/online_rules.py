@@ -15,6 +15,12 @@ _PAIRS: dict[QDType, tuple[QDType | None, ...]] = {
 }
 _FP8 = (QDType.FP8_E4M3, QDType.FP8_E5M2)
 
+WEIGHT_DTYPES = tuple(dtype for dtype in QDType if dtype in _PAIRS)
+"""Formats that a weight can be quantized to at load."""
+
+INPUT_DTYPES = tuple(dict.fromkeys(act for acts in _PAIRS.values() for act in acts if act))
+"""Formats of an input that some weight quantized at load takes."""
+
 MICRO_BLOCKS: dict[QDType, tuple[int, int]] = {QDType.NVFP4: (1, 16), QDType.MXFP4: (1, 32)}
 """Block shapes that micro-scaled 4-bit formats define."""
 

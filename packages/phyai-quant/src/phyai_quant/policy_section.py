@@ -22,7 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from phyai_quant.online_rules import MICRO_BLOCKS, find_violation
+from phyai_quant.online_rules import (
+    INPUT_DTYPES,
+    MICRO_BLOCKS,
+    WEIGHT_DTYPES,
+    find_violation,
+)
 from phyai_quant.plan import QuantPlan
 from phyai_quant.rules import Matcher, MatcherKind, Rule
 from phyai_quant.scheme import Granularity, QDType, QuantConfigError, QuantScheme, TensorQuant
@@ -43,8 +48,6 @@ _TENSOR_KEYS = (
     "micro_scaled",
     "rotation_group",
 )
-_WEIGHT_DTYPES = tuple(dtype for dtype in QDType if dtype is not QDType.BF16)
-_INPUT_DTYPES = (QDType.INT8, QDType.FP8_E4M3, QDType.FP8_E5M2, QDType.NVFP4)
 
 
 def parse_quantization_section(
@@ -177,9 +180,9 @@ def _parse_scheme(node: _Node, keys: Sequence[str]) -> QuantScheme | None:
         return None
     if node.value.get("weight") is None:
         node.fail("required key is missing; give a mapping, or 'scheme: null'", "weight")
-    weight = _parse_tensor(node.child("weight"), _WEIGHT_DTYPES, is_input=False)
+    weight = _parse_tensor(node.child("weight"), WEIGHT_DTYPES, is_input=False)
     given = node.value.get("input") is not None
-    act = _parse_tensor(node.child("input"), _INPUT_DTYPES, is_input=True) if given else None
+    act = _parse_tensor(node.child("input"), INPUT_DTYPES, is_input=True) if given else None
     scheme = QuantScheme(weight, act, online=True, stored_by=_parse_stored_by(node))
     violation = find_violation(scheme)
     if violation is not None:

@@ -2,21 +2,18 @@
 
 from typing import Any
 
-from phyai_quant.online_rules import MICRO_BLOCKS
+from phyai_quant.online_rules import INPUT_DTYPES, MICRO_BLOCKS, WEIGHT_DTYPES
 from phyai_quant.rules import MatcherKind
-from phyai_quant.scheme import ROTATION_GROUPS, Granularity, QDType
+from phyai_quant.scheme import ROTATION_GROUPS, Granularity
 
 Schema = dict[str, Any]
-
-INPUT_DTYPES = (QDType.INT8, QDType.FP8_E4M3, QDType.FP8_E5M2, QDType.NVFP4)
-"""Formats of an input; the section's parser takes these only, which a test checks."""
 
 _SCHEME = "scheme"
 
 
 def quantization_definitions() -> Schema:
     """Returns the definitions of the section, its rules, schemes and tensors."""
-    weights = [dtype.value for dtype in QDType if dtype is not QDType.BF16]
+    weights = [dtype.value for dtype in WEIGHT_DTYPES]
     return {
         "quantization": {
             "type": ["object", "null"],
