@@ -1,6 +1,10 @@
 import dataclasses
 import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,3 +305,36 @@ def test_relative_actions_come_back_relative_to_another_state(lerobot, build):
     assert np.abs(found[:, 0] - model[0, :, 0].numpy()).min() > 1e-3
     with pytest.raises(ProcessingError, match="no state"):
         processor.normalize_actions(robot, observe(None))
+
+
+ONE_THREAD = """
+import os
+import numpy as np
+import torch
+from phyai.processing.images import ResizeFilter, prepare_image
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+frames = np.zeros((480, 640, 3), np.uint8), np.zeros((3, 224, 224), np.float32)
+before = threads()
+for frame in frames:
+    prepare_image(frame, (224, 224), resize=ResizeFilter.PIL)
+after = threads()
+torch.zeros(1 << 20).add_(1)
+print(before, after, threads())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_frames_are_prepared_by_the_calling_thread_alone():
+    run = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD],
+        env=os.environ | {"OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after, with_torch = map(int, run.stdout.split())
+    assert after == before
+    assert with_torch > before, "torch starts its threads lazily, so the test can fail"

@@ -98,7 +98,7 @@ def prepare_image(
     frame = as_rgb(image, name)
     height, width = frame.shape[:2]
     if (height, width) == tuple(resolution):
-        return _scale(_planar(frame))
+        return torch.from_numpy(_planar(_scaled(frame)))
     if resize is ResizeFilter.NONE:
         raise ProcessingError(
             f"camera {name!r}: the frame is {height}x{width} but the policy reads "
@@ -106,13 +106,14 @@ def prepare_image(
             "or use a preset with resize 'pil' or 'interpolate'"
         )
     if resize is ResizeFilter.STRETCH:
-        return _scale(_interpolate(frame, resolution))
+        return torch.from_numpy(_planar(_scaled(_interpolate(frame, resolution))))
     box = letterbox_geometry(height, width, *resolution)
     size = (box.height, box.width)
-    planar = _pil(frame, size) if resize is ResizeFilter.PIL else _interpolate(frame, size)
-    canvas = torch.full((3, *resolution), pad_value, dtype=torch.float32)
-    canvas[:, box.top : box.top + box.height, box.left : box.left + box.width] = _scale(planar)
-    return canvas
+    resized = _pil(frame, size) if resize is ResizeFilter.PIL else _interpolate(frame, size)
+    canvas = np.full((3, *resolution), pad_value, dtype=np.float32)
+    place = canvas[:, box.top : box.top + box.height, box.left : box.left + box.width]
+    place[...] = _scaled(resized).transpose(2, 0, 1)
+    return torch.from_numpy(canvas)
 
 
 def as_rgb(image: np.ndarray, name: str) -> np.ndarray:
@@ -165,33 +166,27 @@ def _channel_fault(shape: tuple[int, ...]) -> str:
     return f"shape {shape} has no axis of 3 colour channels"
 
 
-def _planar(frame: np.ndarray) -> Tensor:
-    """`[H, W, 3]` to a tensor `[3, H, W]` whose memory stays channels-last."""
-    pixels = np.ascontiguousarray(frame)
-    # Torch warns about read-only memory, which received frames often are.
-    owned = pixels if pixels.flags.writeable else pixels.copy()
-    return torch.from_numpy(owned).permute(2, 0, 1)
+def _planar(frame: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(frame.transpose(2, 0, 1))
 
 
-def _scale(planar: Tensor) -> Tensor:
+def _scaled(frame: np.ndarray) -> np.ndarray:
     """Pixels to [-1, 1] float32: uint8 by `x / 255 * 2 - 1`, floats by `x * 2 - 1`."""
-    unit = planar.to(torch.float32).div(255.0) if planar.dtype == torch.uint8 else planar
-    return unit * 2.0 - 1.0
+    unit = frame if frame.dtype != np.uint8 else np.divide(frame, 255, dtype=np.float32)
+    scaled = np.multiply(unit, 2, dtype=np.float32)
+    scaled -= 1
+    return scaled
 
 
-def _pil(frame: np.ndarray, size: tuple[int, int]) -> Tensor:
-    planar = _planar(frame)
-    if planar.dtype != torch.uint8:
-        planar = planar.mul(255.0).round_().to(torch.uint8)
-    picture = Image.fromarray(planar.permute(1, 2, 0).numpy())
-    resized = picture.resize((size[1], size[0]), resample=Image.Resampling.BILINEAR)
-    return _planar(np.asarray(resized))
+def _pil(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if frame.dtype != np.uint8:
+        frame = np.rint(frame * np.float32(255)).astype(np.uint8)
+    picture = Image.fromarray(np.ascontiguousarray(frame))
+    return np.asarray(picture.resize((size[1], size[0]), resample=Image.Resampling.BILINEAR))
 
 
-def _interpolate(frame: np.ndarray, size: tuple[int, int]) -> Tensor:
-    planar = _planar(frame)
-    pixels = planar.to(torch.float32)
-    if planar.dtype == torch.uint8:
-        pixels = pixels.div_(255.0)
+def _interpolate(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    unit = np.divide(frame, 255, dtype=np.float32) if frame.dtype == np.uint8 else frame.copy()
+    pixels = torch.from_numpy(unit).permute(2, 0, 1)
     resized = interpolate(pixels[None], size=size, mode="bilinear", align_corners=False)[0]
-    return resized.clamp_(0.0, 1.0)
+    return resized.clamp_(0.0, 1.0).permute(1, 2, 0).numpy()

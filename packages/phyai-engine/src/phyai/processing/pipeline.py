@@ -188,7 +188,9 @@ class PolicyProcessor:
         spec, preset = self.spec, self.spec.preset
         height, width = spec.shape.image_resolution
         size = (len(observations), len(spec.cameras.cameras))
-        images = torch.full((*size, 3, height, width), ABSENT_PIXEL, dtype=torch.float32)
+        # NumPy copies and converts on the calling thread alone: threads of torch that other
+        # processes keep from running would hold a request up by milliseconds.
+        images = np.full((*size, 3, height, width), ABSENT_PIXEL, dtype=np.float32)
         mask = torch.zeros(size, dtype=torch.bool)
         for row, observation in enumerate(observations):
             for column, frame in spec.cameras.assign(observation.images).items():
@@ -198,9 +200,9 @@ class PolicyProcessor:
                     resize=preset.resize,
                     pad_value=preset.pad_value,
                     name=spec.cameras.cameras[column],
-                )
+                ).numpy()
                 mask[row, column] = True
-        return images, mask
+        return torch.from_numpy(images), mask
 
     def _states(self, observations: Sequence[Observation]) -> np.ndarray | None:
         """Returns float64 `[B, dims]` states in the convention of the model."""

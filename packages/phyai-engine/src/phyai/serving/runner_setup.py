@@ -1,6 +1,9 @@
 """What every process that computes makes: a warm runner and its batcher."""
 
+import os
 from collections.abc import Callable
+
+import torch
 
 from phyai.serving.batching import Batcher
 from phyai.serving.config import ServeConfig, ServerConfig
@@ -10,13 +13,20 @@ from phyai.serving.runner import Runner
 
 
 def load_runner(config: ServeConfig) -> Runner:
-    """Load the policy of a configuration and warm it up; a GPU for the powers of two as batches."""
+    """Load the policy of a configuration and warm it up.
+
+    On a GPU it is warm for the powers of two as batches, and torch keeps to one thread of the host
+    unless OMP_NUM_THREADS says otherwise.
+    """
     policy = load_policy(config.policy)
     runner = Runner(policy)
     largest = config.server.max_batch
     powers = [1 << bit for bit in range(largest.bit_length())]
     on_gpu = str(policy.engine.describe()["device"]).startswith("cuda")
     sizes = sorted({*powers, largest}) if on_gpu and runner.batches else [1]
+    if on_gpu and "OMP_NUM_THREADS" not in os.environ:
+        # The host only copies and decodes; threads that other processes hold up would cost more.
+        torch.set_num_threads(1)
     seconds = runner.warm_up(sizes)
     event("warm", seconds=round(seconds, 3), batches=sizes)
     return runner

@@ -8,6 +8,7 @@ the device, so requests of any composition replay the same graphs.
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +108,8 @@ class Lane:
         self._numbers[:count].copy_(self._host_numbers[:count], non_blocking=True)
         if changed:
             for place, view in enumerate(changed):
-                self._host_images[place].copy_(staged.images[view])
+                # NumPy: torch may wait for threads that other processes keep from running
+                np.copyto(self._host_images[place].numpy(), staged.images[view].cpu().numpy())
             self._images[: len(changed)].copy_(self._host_images[: len(changed)], non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -1,0 +1,45 @@
+"""What a process that computes sets up, with the engine replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from phyai.serving import runner_setup
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Loads a runner on a device; returns the batches it was warmed for and torch's threads."""
+    threads = torch.get_num_threads()
+
+    def run(device, variable=None):
+        warmed = []
+        engine = SimpleNamespace(describe=lambda: {"device": device})
+        runner = SimpleNamespace(batches=True, warm_up=lambda sizes: warmed.extend(sizes) or 0.5)
+        monkeypatch.setattr(
+            runner_setup, "load_policy", lambda policy: SimpleNamespace(engine=engine)
+        )
+        monkeypatch.setattr(runner_setup, "Runner", lambda policy: runner)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        torch.set_num_threads(3)
+        config = SimpleNamespace(policy=None, server=SimpleNamespace(max_batch=12))
+        assert runner_setup.load_runner(config) is runner
+        return warmed, torch.get_num_threads()
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_a_gpu_is_warm_for_powers_of_two_and_its_host_keeps_to_one_thread(load):
+    assert load("cuda:1") == ([1, 2, 4, 8, 12], 1)
+
+
+def test_threads_that_the_environment_asks_for_stay(load):
+    assert load("cuda", variable="3") == ([1, 2, 4, 8, 12], 3)
+
+
+def test_a_cpu_keeps_its_threads_and_is_warm_for_one(load):
+    assert load("cpu") == ([1], 3)
