@@ -109,6 +109,8 @@ def test_formats_on_disk_that_nothing_stores_are_named(scheme, monkeypatch):
     with pytest.raises(QuantConfigError, match="no weight format stores") as error:
         materialize(scheme, 90)
     assert scheme.describe() in str(error.value)
+    assert "fp8_e4m3 and fp8_e5m2 (" in str(error.value)
+    assert str(error.value).endswith("int4 groups (none)")
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,9 @@ _SPEC_MODULES = (
     "phyai_quant.specs.int_packed",
 )
 """One module per line. ``build(scheme, sm)`` returns the module's spec, None for a scheme that it
-does not store, or raises QuantConfigError for one that it stores but not on this target. Modules
-are imported when a scheme is materialized, in this order, until one answers."""
+does not store, or raises QuantConfigError for one that it stores but not on this target; ``STORES``
+names the schemes in the error when nothing stores one. Modules are imported when a scheme is
+materialized, in this order, until one answers."""
 
 
 def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpec":
@@ -47,15 +48,16 @@ def materialize(scheme: QuantScheme | None, sm: int | None = None) -> "WeightSpe
         return build_installed(scheme, sm)
     if scheme is not None and scheme.online:
         check_online_scheme(scheme)
-    for module in _SPEC_MODULES:
-        spec = import_module(module).build(scheme, sm)
+    stored: list[str] = []
+    for name in _SPEC_MODULES:
+        module = import_module(name)
+        spec = module.build(scheme, sm)
         if spec is not None:
             return spec
-    name = "an unquantized weight" if scheme is None else scheme.describe()
+        if hasattr(module, "STORES"):
+            stored.append(module.STORES)
+    wanted = "an unquantized weight" if scheme is None else scheme.describe()
     raise QuantConfigError(
-        f"no weight format stores {name}; stored formats, with the inputs they take: "
-        "fp8_e4m3 and fp8_e5m2 (per_tensor, per_channel, block; none or fp8), int8 (per_tensor, "
-        "per_channel, groups; none or int8), int4 groups (none), nvfp4 (none, nvfp4 or fp8), "
-        "mxfp4 (none, mxfp4 or fp8), rotated int8 per_channel (int8), rotated nvfp4 (none or "
-        "nvfp4)"
+        f"no weight format stores {wanted}; stored formats, with the inputs they take: "
+        f"{', '.join(stored)}"
     )

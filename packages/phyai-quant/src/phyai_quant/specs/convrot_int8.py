@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _INT8_MAX = 127
 _SCALE_FLOOR = 1e-30
+STORES = "rotated int8 per_channel (int8)"
 
 
 class ConvRotInt8Spec(QuantizedInput):

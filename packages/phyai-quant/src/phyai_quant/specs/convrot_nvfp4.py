@@ -7,6 +7,8 @@ from phyai_quant.scheme import QDType, QuantConfigError, QuantScheme, TensorQuan
 from phyai_quant.specs import _rotation, base
 from phyai_quant.specs.nvfp4 import Nvfp4Spec, unsupported
 
+STORES = "rotated nvfp4 (none or nvfp4)"
+
 
 class ConvRotNvfp4Spec(Nvfp4Spec):
     """ConvRot NVFP4: NVFP4 codes of the weight rotated in groups along K.

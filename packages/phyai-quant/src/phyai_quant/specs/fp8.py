@@ -11,6 +11,7 @@ from phyai_quant.specs.quantized_input import QuantizedInput
 from phyai_quant.specs.slicing import local_parts
 
 _MX_BLOCK = (1, 32)
+STORES = "fp8_e4m3 and fp8_e5m2 (per_tensor, per_channel, block; none or fp8)"
 
 
 class Fp8Spec(QuantizedInput):

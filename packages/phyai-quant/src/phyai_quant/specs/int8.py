@@ -10,6 +10,8 @@ from phyai_quant.specs import int_codes
 from phyai_quant.specs.int_common import IntegerSpec, stores_as_rows, unsupported
 from phyai_quant.specs.slicing import local_parts
 
+STORES = "int8 (per_tensor, per_channel, groups; none or int8)"
+
 
 class Int8Spec(IntegerSpec):
     """int8 codes ``weight`` ``[N, K]``: W8A8 of every granularity, W8A16 per tensor or channel.

@@ -10,6 +10,8 @@ from phyai_quant.specs import int_codes, loading
 from phyai_quant.specs.int_common import IntegerSpec, stores_as_rows, unsupported
 from phyai_quant.specs.slicing import local_parts
 
+STORES = "int4 groups (none)"
+
 
 class IntPackedSpec(IntegerSpec):
     """``weight`` int32 ``[N, ceil(K * bits / 32)]``: int4, and int8 groups with a 16-bit input.

@@ -11,6 +11,7 @@ from phyai_quant.specs.quantized_input import QuantizedInput
 
 BLOCK = 32
 """Elements along K that share a scale."""
+STORES = "mxfp4 (none, mxfp4 or fp8)"
 
 
 class Mxfp4Spec(QuantizedInput):

@@ -22,6 +22,7 @@ from phyai_quant.specs.slicing import whole_legs
 
 _BLOCKS = (16, 32)
 _BLOCK_GEMM_SM = 100
+STORES = "nvfp4 (none, nvfp4 or fp8)"
 
 
 class Nvfp4Spec(QuantizedInput):
