@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgpack
 
-DTYPES = ["|O", "f4,f4", "|V8", "<c8", "<M8[ns]", "(999,)f4", "<U99999", "<f4", "|u1", "x", "", 3]
+DTYPES = ["|O", "f4,f4", "|V8", "<c8", "<M8[ns]", "(999,)f4", "<U99999", "<U1", "<f4", "|u1", "", 3]
 NAMES = [(b"__ndarray__", b"dtype"), ("__ndarray__", "dtype"), (b"nd", b"type")]
 SIDES = [0, 1, 2, 3, -1, 2**31 - 1, 2**31, 2**62, 2.5, True, None, "2"]
 

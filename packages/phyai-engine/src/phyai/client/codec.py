@@ -30,6 +30,9 @@ _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,4})")
 _KINDS = frozenset("biufSU")
 _DEFAULT_LIMITS = Limits()
 _MAX_SIDE = 2**31
+_LAST_CHARACTER = 0x10FFFF
+# U+D800 to U+DFFF, without their lower 11 bits.
+_SURROGATES = 0xD800 >> 11
 
 
 class Dialect(enum.StrEnum):
@@ -131,6 +134,7 @@ class _Reader:
         dtype, data = _dtype(mapping.get(b"type")), mapping.get(b"data")
         if not isinstance(data, bytes) or len(data) != dtype.itemsize:
             raise CodecError(f"a NumPy scalar of {dtype} needs {dtype.itemsize} bytes of data")
+        _check_text(data, dtype)
         self._note(Dialect.NUMPY)
         return np.frombuffer(data, dtype)[0]
 
@@ -148,6 +152,7 @@ class _Reader:
                 f"{count * dtype.itemsize} bytes, but the frame brings {len(data)}"
             )
         self._note(dialect)
+        _check_text(data, dtype)
         flat = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
         array = flat.reshape(shape)
         array.flags.writeable = False
@@ -176,6 +181,15 @@ def _dtype(name: Any) -> np.dtype[Any]:
             "strings of fixed width, such as '|u1' or '<f4'"
         )
     return np.dtype(name)
+
+
+def _check_text(data: bytes, dtype: np.dtype[Any]) -> None:
+    """Refuse text with a number that is no character: reading it as a string would fail."""
+    if dtype.kind != "U":
+        return
+    points = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+    if ((points > _LAST_CHARACTER) | (points >> 11 == _SURROGATES)).any():
+        raise CodecError(f"an array of dtype {dtype.str} holds numbers that are no characters")
 
 
 def _shape(shape: Any, dimensions: int) -> tuple[int, ...]:

@@ -155,7 +155,7 @@ class Adapter:
             if camera in images:
                 raise RequestError(f"two images are for camera {camera!r}; send one of them")
             images[camera] = as_image(key, value)
-        if not images:
+        if not images and self.cameras:
             raise RequestError(f"no image; send at least one of: {', '.join(self.cameras)}")
         return images
 
@@ -168,10 +168,7 @@ class Adapter:
     def _prompt(self, request: Mapping[str, Any]) -> Any:
         value = next((request[key] for key in self.prompt_keys if key in request), None)
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "SU":
-            try:
-                value = value.item()
-            except ValueError:
-                raise RequestError("the prompt holds characters that do not exist") from None
+            value = value.item()
         if isinstance(value, bytes):
             try:
                 value = value.decode()
