@@ -33,6 +33,16 @@ def test_pages(serve_fake):
         assert server.metric('phyai_stage_seconds_count{stage="queue"}') == 1
 
 
+def test_only_pictures_are_shown_as_pictures(serve_fake):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    with serve_fake() as server, PolicyClient(port=server.port) as client:
+        client.infer(request(front=file.getvalue(), prompt=b"go"))
+        assert json.loads(server.get("/dashboard/data")[1])["last"]["images"] == ["front"]
+        assert server.get("/dashboard/image/front")[0] == 200
+        assert server.get("/dashboard/image/prompt")[0] == 404
+
+
 def test_the_page_can_be_turned_off(serve_fake):
     with serve_fake(dashboard=False) as server:
         assert server.get("/dashboard")[0] == 404

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phyai.client import PolicyClient, ServerError
+from phyai.client import PolicyClient, ServerError, packb
 
 from .conftest import FakeEngine, request
 
@@ -30,6 +30,26 @@ def test_options(serve_fake):
             ServerError, match="num_steps is '0', expected an integer from 1 to 100"
         ):
             client.infer(request(), num_steps=0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 1e300])
+def test_numbers_that_would_overflow_in_the_model_are_refused(serve_fake, value):
+    with serve_fake() as server, PolicyClient(port=server.port) as client:
+        with pytest.raises(ServerError, match="noise holds values that are not finite or beyond"):
+            client.infer(request(), noise=np.full((6, 4), value))
+        with pytest.raises(ServerError, match="prev holds values that are not finite or beyond"):
+            client.infer(request(), rtc={"prev": np.full((3, 2), value)})
+        assert client.infer(request(), noise=np.full((6, 4), -1e9))["actions"].shape == (6, 2)
+
+
+def test_text_that_is_none_is_a_bad_request(serve_fake):
+    with serve_fake() as server, PolicyClient(port=server.port) as client:
+        frame = packb(request(prompt=np.array("xy")))
+        text = "xy".encode("utf-32-le")
+        assert text in frame
+        client._socket.send(frame.replace(text, b"\xff" * 8))
+        assert "no characters" in client._socket.recv()
+        assert client.infer(request())["actions"].shape == (6, 2)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

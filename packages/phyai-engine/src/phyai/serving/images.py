@@ -28,10 +28,9 @@ def as_image(name: str, value: Any) -> np.ndarray:
     Raises:
         RequestError: Another type, a file that can not be read, or more than 4096 × 4096 pixels.
     """
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
-        value = value.tobytes()
-    if isinstance(value, bytes):
-        return _decode(name, value)
+    data = _file_bytes(value)
+    if data is not None:
+        return _decode(name, data)
     if not isinstance(value, np.ndarray):
         raise RequestError(
             f"image {name!r} is {type(value).__name__}, expected an array or JPEG or PNG bytes"
@@ -45,6 +44,18 @@ def as_image(name: str, value: Any) -> np.ndarray:
     if array.size > 3 * MAX_PIXELS:
         raise RequestError(f"image {name!r} has {array.shape}: more than {MAX_PIXELS} pixels")
     return array
+
+
+def is_file(value: Any) -> bool:
+    """Return whether a value is the bytes of a JPEG or PNG file, also as a uint8 array [N]."""
+    data = _file_bytes(value)
+    return data is not None and data.startswith(_MAGIC)
+
+
+def _file_bytes(value: Any) -> bytes | None:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
+        return value.tobytes()
+    return value if isinstance(value, bytes) else None
 
 
 def _decode(name: str, data: bytes) -> np.ndarray:

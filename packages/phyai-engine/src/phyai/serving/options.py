@@ -18,6 +18,8 @@ _RTC = ("executed", "delay", "horizon", "schedule", "max_guidance_weight", "prev
 # LeRobot's names.
 _ALIASES = {"inference_delay": "delay", "execution_horizon": "horizon"}
 _MOST_GUIDANCE = 1000.0
+# Larger numbers would overflow in the model, which looks like a failure of the engine.
+_LARGEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,11 @@ def _matrix(name: str, value: Any) -> np.ndarray:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.ndim != 2:
         seen = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value)
         raise RequestError(f"{OPTIONS_KEY}.{name} is {seen}, expected an array of two axes")
-    matrix = value.astype(np.float32)
-    if not np.isfinite(matrix).all():
-        raise RequestError(f"{OPTIONS_KEY}.{name} holds values that are not finite")
+    with np.errstate(over="ignore"):
+        matrix = value.astype(np.float32)
+    # A comparison with NaN is false.
+    if not (np.abs(matrix) <= _LARGEST).all():
+        raise RequestError(
+            f"{OPTIONS_KEY}.{name} holds values that are not finite or beyond {_LARGEST:g}"
+        )
     return matrix

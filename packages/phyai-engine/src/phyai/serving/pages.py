@@ -16,7 +16,7 @@ from PIL import Image
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from phyai.serving.images import as_image
+from phyai.serving.images import as_image, is_file
 from phyai.serving.jobs import RequestError
 from phyai.serving.metrics import CONTENT_TYPE
 from phyai.serving.service import LastExchange, Service
@@ -130,7 +130,7 @@ def pictures_in(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if isinstance(value, bytes) or (isinstance(value, np.ndarray) and value.ndim >= 3)
+        if is_file(value) or (isinstance(value, np.ndarray) and value.ndim >= 3)
     }
 
 
