@@ -11,6 +11,7 @@ import pytest
 
 from phyai.cli import main
 from phyai.cli import serve as command
+from phyai.cli.errors import CliError
 from phyai.client import PolicyClient
 from phyai.dispatch import PolicyError
 from phyai.serving import read_config
@@ -95,6 +96,20 @@ def test_options_win_over_the_file_and_the_variable_over_its_key(folder, monkeyp
     config = command.settle_config(folder / "server.yaml", {"adapter": "auto"}, {"port": 9}, None)
     assert (config.server.port, config.policy.adapter) == (9, "auto")
     assert config.server.api_key == "other"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "tab\tbed"])
+def test_a_key_that_no_header_holds_is_refused_and_not_printed(folder, monkeypatch, key):
+    (folder / "key.txt").write_text(key, encoding="utf-8")
+    for file in (folder / "server.yaml", folder / "key.txt"):
+        keys = file if file.suffix == ".txt" else None
+        config = None if keys else file
+        with pytest.raises(CliError, match=r"key\.txt has blanks or characters beyond") as raised:
+            command.settle_config(config, {"checkpoint": REACH}, {}, keys)
+        assert key not in str(raised.value)
+    monkeypatch.setenv("PHYAI_API_KEY", key)
+    with pytest.raises(CliError, match="PHYAI_API_KEY has blanks"):
+        command.settle_config(None, {"checkpoint": REACH}, {}, None)
 
 
 def test_missing_libraries_are_named(monkeypatch, capsys):

@@ -227,7 +227,13 @@ def settle_config(
         CliError: A file, a folder or a device is not usable, or there is nothing to serve.
         PolicyError: The configuration file is wrong.
     """
-    from phyai.serving.config import PolicyConfig, ServeConfig, read_config, read_key
+    from phyai.serving.config import (
+        PolicyConfig,
+        ServeConfig,
+        checked_key,
+        read_config,
+        read_key,
+    )
 
     typed = {name: value for name, value in policy.items() if value is not None}
     try:
@@ -240,8 +246,11 @@ def settle_config(
                 "what shall be served? neither a configuration nor a checkpoint is given",
                 "phyai serve CONFIG.yaml, or phyai serve --checkpoint DIR",
             )
-        key = os.environ.get(API_KEY_VARIABLE) or found.server.api_key
-        key = read_key(key_file) if key_file is not None else key
+        key = found.server.api_key
+        if said := os.environ.get(API_KEY_VARIABLE):
+            key = checked_key(said, f"the variable {API_KEY_VARIABLE}")
+        if key_file is not None:
+            key = read_key(key_file)
     except ValueError as error:
         raise CliError(str(error)) from None
     changes = {name: value for name, value in server.items() if value is not None}

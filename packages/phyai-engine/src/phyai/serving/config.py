@@ -133,7 +133,7 @@ def read_config(path: str | Path) -> ServeConfig:
 
     Raises:
         PolicyError: The file can not be used; the message names the line and what is allowed.
-        ValueError: The key file is empty.
+        ValueError: The key file is empty, or no header can hold its key.
         OSError: The key file can not be read.
     """
     document = read_document(path)
@@ -145,12 +145,27 @@ def read_key(path: Path) -> str:
     """Return the API key that a file holds, without blanks around it.
 
     Raises:
-        ValueError: The file holds nothing.
+        ValueError: The file holds nothing, or what `checked_key` refuses.
         OSError: The file can not be read.
     """
     key = path.expanduser().read_text(encoding="utf-8").strip()
     if not key:
         raise ValueError(f"{path} holds no API key")
+    return checked_key(key, str(path))
+
+
+def checked_key(key: str, source: str) -> str:
+    """Return an API key that every client can send in a header.
+
+    Raises:
+        ValueError: It has blanks, or characters that clients encode in several ways. The message
+            names `source` and not the key.
+    """
+    if not all("!" <= character <= "~" for character in key):
+        raise ValueError(
+            f"the API key of {source} has blanks or characters beyond ASCII; a header can not "
+            "hold it. Take letters, digits and signs such as - and _"
+        )
     return key
 
 
