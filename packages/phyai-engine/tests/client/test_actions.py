@@ -19,10 +19,13 @@ def test_a_queue_gives_a_chunk_row_by_row_and_skips_what_has_passed():
     queue.replace(chunk(0), 0)
     assert [float(queue.pop()[0]) for _ in range(2)] == [0, 1]
     assert (len(queue), queue.position) == (4, 2)
+    position, rest = queue.rest()
+    assert (position, rest.ravel().tolist()) == (2, [2, 3, 4, 5])
     queue.replace(chunk(10), 3)
     assert (len(queue), float(queue.pop()[0])) == (3, 13)
     queue.replace(chunk(20), 9)
     assert (len(queue), queue.pop()) == (0, None)
+    assert (queue.rest()[0], queue.rest()[1].shape) == (9, (0, 1))
     queue.clear()
     assert queue.position == 0
     with pytest.raises(ValueError, match="elapsed is -1"):
@@ -81,10 +84,39 @@ def test_actions_stay_in_step_with_the_robot_while_the_server_is_slow():
             assert abs(float(action[0]) - done[0]) <= 1
             done[0] += 1
             time.sleep(0.01)
-    assert client.rtc[0] == {"executed": 0, "delay": 0, "horizon": 12}
+    assert client.rtc[0].pop("prev").shape[0] == 0
+    assert client.rtc[0] == {"delay": 0, "horizon": 12}
+    assert not any("prev" in rtc for rtc in client.rtc)
     assert all(rtc["delay"] >= 5 for rtc in client.rtc[1:])
     assert all(rtc["executed"] >= 9 for rtc in client.rtc[1:])
     assert len(client.rtc) >= 3
+
+
+def test_after_a_failure_the_rest_of_the_chunk_is_sent_along(monkeypatch):
+    monkeypatch.setattr("phyai.client.realtime._PAUSE_AFTER_FAILURE_S", 0.0)
+    client = FakeClient(0.0)
+
+    def wait_for(requests):
+        deadline = time.monotonic() + 120
+        while len(client.rtc) < requests and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    with RealtimePolicy(client, lambda: {"step": 100}, hz=100, threshold=5) as policy:
+        policy.next_action(timeout_s=120)
+        client.failures = 2
+        for _ in range(15):
+            policy.next_action(timeout_s=120)
+        wait_for(4)
+        for _ in range(16):
+            policy.next_action(timeout_s=120)
+        wait_for(5)
+    _, lost, second, third, known = client.rtc[:5]
+    assert lost["executed"] in (15, 16)
+    for rtc in (second, third):
+        assert "executed" not in rtc
+        assert len(rtc["prev"]) in (4, 5)
+        np.testing.assert_array_equal(rtc["prev"], chunk(100, 20)[-len(rtc["prev"]) :])
+    assert "prev" not in known
 
 
 def test_without_rtc_a_chunk_replaces_the_rest():

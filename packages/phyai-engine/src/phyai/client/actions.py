@@ -35,6 +35,11 @@ class ActionQueue:
             self._position += 1
             return action
 
+    def rest(self) -> tuple[int, np.ndarray]:
+        """Return `position`, and the actions [T, action_dim] that are left."""
+        with self._lock:
+            return self._position, self._chunk[self._position :]
+
     def replace(self, chunk: np.ndarray, elapsed: int) -> None:
         """Go on with a new chunk.
 

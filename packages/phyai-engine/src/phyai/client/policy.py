@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 
 from phyai.client.codec import Dialect, packb, unpackb
@@ -74,6 +75,7 @@ class PolicyClient:
         seed: int | None = None,
         noise: np.ndarray | None = None,
         rtc: Mapping[str, Any] | None = None,
+        video: bool = False,
     ) -> dict[str, Any]:
         """Ask for one action chunk.
 
@@ -84,9 +86,11 @@ class PolicyClient:
             noise: Starting point float32 [chunk, max_action_dim], instead of `seed`.
             rtc: Real-time chunking: `executed`, `delay`, `horizon`, `schedule`,
                 `max_guidance_weight`, `prev`.
+            video: Ask for the frames that the policy predicts, too.
 
         Returns:
-            The reply: `actions` [chunk, action_dim], `policy_timing`, `server_timing`.
+            The reply: `actions` [chunk, action_dim], `policy_timing`, `server_timing`, and if asked
+            for `rtc` and `video`, uint8 [T, H, W, 3].
 
         Raises:
             ServerError: The server answered with an error text.
@@ -96,6 +100,8 @@ class PolicyClient:
         """
         options = {"num_steps": num_steps, "seed": seed, "noise": noise, "rtc": rtc}
         options = {name: value for name, value in options.items() if value is not None}
+        if video:
+            options["video"] = True
         if self._session is not None:
             options["session"] = self._session
         if self._reset:
@@ -118,7 +124,9 @@ class PolicyClient:
             self._socket = None
 
     def _exchange(self, frame: bytes) -> bytes | str:
-        socket = self._socket or self._connect()
+        socket = self._socket
+        if socket is None or socket.state is not State.OPEN:
+            socket = self._connect()
         try:
             socket.send(frame)
             return socket.recv(timeout=self._timeout_s)
@@ -130,6 +138,10 @@ class PolicyClient:
             raise TimeoutError(
                 f"{self._address} did not reply within {self._timeout_s:g} s"
             ) from None
+        except BaseException:
+            # Interrupted, for example by Ctrl-C: here, too, a late reply must not be the next one.
+            self.close()
+            raise
 
     def _connect(self) -> ClientConnection:
         deadline = time.monotonic() + self._connect_timeout_s

@@ -20,7 +20,9 @@ class RealtimePolicy:
 
     The robot's loop calls `next_action` once per step. A chunk is asked for as soon as `threshold`
     actions are left. The request says how many actions of the current chunk were executed and how
-    many more will be before the reply is here; the server lets the new chunk begin with those.
+    many more will be before the reply is here; the server lets the new chunk begin with those. At
+    the start and after a request that failed the server may hold another chunk than the robot: then
+    the request brings the rest of the robot's along.
 
     Args:
         client: Connection to the server; this object is its only user while it runs.
@@ -55,6 +57,7 @@ class RealtimePolicy:
         chunk = int(client.metadata.get("action_horizon", 2))
         self._threshold = max(1, chunk // 2) if threshold is None else threshold
         self._horizon, self._rtc = horizon, rtc
+        self._same_chunk = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="phyai-realtime", daemon=True)
 
@@ -109,12 +112,16 @@ class RealtimePolicy:
                 self._stop.wait(_PAUSE_AFTER_FAILURE_S)
 
     def _ask(self) -> None:
-        started, before = time.monotonic(), self.queue.position
+        started = time.monotonic()
+        before, rest = self.queue.rest()
         rtc: dict[str, Any] | None = None
         if self._rtc:
-            rtc = {"executed": before, "delay": self.latency.delay(self._hz)}
+            left: dict[str, Any] = {"executed": before} if self._same_chunk else {"prev": rest}
+            rtc = {**left, "delay": self.latency.delay(self._hz)}
             if self._horizon is not None:
                 rtc["horizon"] = self._horizon
+        self._same_chunk = False
         reply = self._client.infer(self._observe(), rtc=rtc)
+        self._same_chunk = True
         self.latency.add(time.monotonic() - started)
         self.queue.replace(reply["actions"], self.queue.position - before)
