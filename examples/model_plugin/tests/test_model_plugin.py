@@ -16,6 +16,9 @@ from phyai.dispatch import KernelConfig
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig
 from phyai.processing import Observation, ProcessingError
+from phyai.serving import PolicyConfig
+from phyai.serving.loading import load_policy
+from phyai.serving.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 STATE, WIDTH, HIDDEN, CHUNK, ACTION = 5, 32, 64, 6, 3
@@ -120,6 +123,37 @@ def test_a_policy_quantizes_its_layers_and_the_calls_are_explained(tmp_path, ten
     kernels = {(trace.role, trace.selected) for trace in small.explain()}
     assert ("trunk", "piper.gemm.convrot_int8") in kernels
     assert ("head", "torch.gemm.bf16") in kernels
+
+
+def test_it_is_served_by_its_name(tmp_path, tensors):
+    (asked,) = observations(1)
+    folder = checkpoint(tmp_path / "policy", tensors)
+    runner = Runner(load_policy(PolicyConfig(folder, plugin="example_state", device="cpu")))
+    runner.warm_up()
+    answer = runner.run_one({"state": asked.state, "prompt": asked.task})
+    np.testing.assert_allclose(answer.actions, expected(tensors, [asked])[0], rtol=1e-5, atol=1e-5)
+    known = runner.metadata()
+    assert (known["model"], known["action_dim"], known["image_keys"]) == ("example_state", 3, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda policy: delattr(policy, "serving_args"), "'example_state' can not be .*serving_ar"),
+        (lambda policy: setattr(policy, "describe", lambda self: {}), "lacks image_resolution, ch"),
+    ],
+)
+def test_a_family_that_can_not_be_served_is_refused(
+    tmp_path, tensors, monkeypatch, change, message
+):
+    from phyai_models_example import state_policy
+
+    changed = type("Changed", (), dict(vars(state_policy.StatePolicy)))
+    change(changed)
+    monkeypatch.setattr(state_policy, "StatePolicy", changed)
+    folder = checkpoint(tmp_path / "policy", tensors)
+    with pytest.raises(ValueError, match=message):
+        load_policy(PolicyConfig(folder, plugin="example_state", device="cpu"))
 
 
 def test_what_does_not_fit_is_named(tmp_path, tensors):

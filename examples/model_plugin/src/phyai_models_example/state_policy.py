@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from phyai.models import inventory
 from phyai.processing import Observation, ProcessingError
 from phyai.quantization import resolve_quant_plan
 from phyai_quant import QuantPlan, use_quant_plan
+
+if TYPE_CHECKING:
+    from phyai.serving import PolicyConfig
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ class StateModel(nn.Module):
 class StatePolicy:
     """What the engine makes of the family's name: see ``phyai.engine_plugins.ModelPlugin``."""
 
+    @staticmethod
+    def serving_args(config: "PolicyConfig") -> StatePolicyArgs:
+        """Returns what `phyai serve` makes the policy with."""
+        return StatePolicyArgs(config.checkpoint)
+
     def __init__(
         self,
         args: StatePolicyArgs,
@@ -157,8 +165,19 @@ class StatePolicy:
         return inventory.weight_bytes(self.model)
 
     def describe(self) -> dict[str, Any]:
-        """Returns sizes and formats."""
+        """Returns sizes and formats, and what servers tell their clients."""
+        config = self.model.config
         return {
-            "sizes": vars(self.model.config),
+            "sizes": vars(config),
             "linear_formats": {layer.prefix: layer.spec.spec_id for layer in self.linear_layers()},
+            "image_resolution": (0, 0),
+            "chunk_size": config.chunk_size,
+            "num_steps": 1,
+            "processing": {
+                "preset": "joint positions",
+                "cameras": (),
+                "camera_aliases": {},
+                "state_dim": config.state_dim,
+                "action_dim": config.action_dim,
+            },
         }

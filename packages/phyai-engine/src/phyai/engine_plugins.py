@@ -29,6 +29,11 @@ class ModelPlugin(Protocol):
     `Engine.run`, and may lack `infer`. One that several devices compute together takes
     ``parallel``, a `ParallelConfig`, when it is made, and is made in every process of the default
     process group. The attribute ``family`` is what kernel policies call it, if not by its name.
+
+    One that is served has a static method ``serving_args``, which makes its arguments of a
+    `phyai.serving.PolicyConfig`, and describes ``image_resolution`` (height, width),
+    ``chunk_size``, ``num_steps`` and, below ``processing``, ``preset``, ``cameras``,
+    ``camera_aliases`` (request key to camera), ``state_dim`` and ``action_dim``.
     """
 
     def infer(

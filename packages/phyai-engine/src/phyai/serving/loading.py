@@ -9,12 +9,17 @@ import torch
 from phyai.dispatch.config import KernelConfig
 from phyai.engine import ActionChunk, Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, parse_dtype
+from phyai.engine_plugins import find_plugin
 from phyai.models.pi05.main_pi05 import PI05Args
 from phyai.processing import Preset, detect_preset, get_preset
 from phyai.serving.adapter_file import read_adapter
 from phyai.serving.adapters import Adapter, built_in_adapter
 from phyai.serving.config import PolicyConfig, is_file
 from phyai.serving.vectors import relative_mask
+
+_DESCRIBED = ("image_resolution", "chunk_size", "num_steps")
+_PROCESSING = ("preset", "cameras", "camera_aliases", "state_dim", "action_dim")
+"""What servers read of a description, at its top and below ``processing``."""
 
 
 class Answering(Protocol):
@@ -61,13 +66,31 @@ def load_policy(config: PolicyConfig) -> LoadedPolicy:
             and the adapter find them.
     """
     adapter = read_adapter(config.adapter) if is_file(config.adapter) else None
+    engine = _engine(config, _arguments(config, adapter))
+    return _with_adapter(config, engine, adapter)
+
+
+def _arguments(config: PolicyConfig, adapter: Adapter | None) -> Any:
+    """Return what the model family is made with."""
     if config.family.startswith("cosmos3"):
-        return _with_adapter(config, _cosmos3(config, adapter), adapter)
+        return _cosmos3(config, adapter)
+    if config.family == "pi05":
+        return _pi05(config, adapter)
+    factory: Any = find_plugin(config.family)
+    if not hasattr(factory, "serving_args"):
+        raise ValueError(
+            f"the model family {config.family!r} can not be served: its plugin has no "
+            "serving_args; see phyai.engine_plugins.ModelPlugin"
+        )
+    return factory.serving_args(config)
+
+
+def _pi05(config: PolicyConfig, adapter: Adapter | None) -> PI05Args:
     preset: str | Preset | None = config.preset
     if adapter is not None and adapter.action_parts:
         base = get_preset(preset) if preset else detect_preset(config.checkpoint).preset
         preset = _with_parts(base, adapter)
-    arguments = PI05Args(
+    return PI05Args(
         checkpoint_dir=config.checkpoint,
         preset=preset,
         stats_path=config.stats,
@@ -75,10 +98,9 @@ def load_policy(config: PolicyConfig) -> LoadedPolicy:
         allow_identity_norm=config.allow_identity_norm,
         num_steps=config.num_steps,
     )
-    return _with_adapter(config, _engine(config, arguments), adapter)
 
 
-def _cosmos3(config: PolicyConfig, adapter: Adapter | None) -> Engine:
+def _cosmos3(config: PolicyConfig, adapter: Adapter | None) -> Any:
     from phyai.models.cosmos3.main_cosmos3 import Cosmos3Args
 
     unused = {"preset": config.preset, "stats": config.stats, "tokenizer": config.tokenizer}
@@ -92,10 +114,9 @@ def _cosmos3(config: PolicyConfig, adapter: Adapter | None) -> Engine:
         raise ValueError(
             f"adapter {adapter.name!r} has relative actions; those of a Cosmos3 policy are absolute"
         )
-    arguments = Cosmos3Args(
+    return Cosmos3Args(
         config.checkpoint, decoder=config.video, sound=False, num_steps=config.num_steps
     )
-    return _engine(config, arguments)
 
 
 def _engine(config: PolicyConfig, arguments: Any) -> Engine:
@@ -115,6 +136,7 @@ def _engine(config: PolicyConfig, arguments: Any) -> Engine:
 
 def _with_adapter(config: PolicyConfig, engine: Engine, adapter: Adapter | None) -> LoadedPolicy:
     description = engine.describe()
+    _check_described(config.family, description)
     if adapter is None:
         adapter = built_in_adapter(
             config.adapter, description, default_prompt=config.default_prompt
@@ -138,6 +160,17 @@ def _with_parts(preset: Preset, adapter: Adapter) -> Preset:
         action_dim=sum(part.size for part in adapter.action_parts),
         delta_mask=relative_mask(adapter.action_parts),
     )
+
+
+def _check_described(family: str, description: Mapping[str, Any]) -> None:
+    processing = description.get("processing", {})
+    missing = [key for key in _DESCRIBED if key not in description]
+    missing += [f"processing.{key}" for key in _PROCESSING if key not in processing]
+    if missing:
+        raise ValueError(
+            f"the model family {family!r} can not be served: what it describes lacks "
+            f"{', '.join(missing)}; see phyai.engine_plugins.ModelPlugin"
+        )
 
 
 def _check_fit(adapter: Adapter, description: Mapping[str, Any]) -> None:
