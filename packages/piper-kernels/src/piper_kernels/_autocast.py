@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -17,3 +18,9 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     if autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return ``left @ right`` in the dtype of the operands, inside autocast regions too."""
+    with full_precision(left.device):
+        return left @ right

@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from piper_kernels import _autocast
+
 PROBABILITY_LEVELS = 255
 MIN_DENOMINATOR = 1e-30
 
@@ -33,9 +35,9 @@ class OnlineSoftmax:
     @classmethod
     def start(cls, rows: Sequence[int], head_dim: int, device: torch.device) -> Self:
         """Return the state of rows ``[..., R]`` that have seen no key."""
-        denominator = torch.zeros(*rows, 1, device=device)
+        denominator = torch.zeros(*rows, 1, dtype=torch.float32, device=device)
         maximum = torch.full_like(denominator, float("-inf"))
-        numerator = torch.zeros(*rows, head_dim, device=device)
+        numerator = torch.zeros(*rows, head_dim, dtype=torch.float32, device=device)
         return cls(numerator, denominator, maximum, torch.zeros_like(denominator))
 
     def add(
@@ -74,7 +76,7 @@ class OnlineSoftmax:
         for factor in code_factors:
             p.mul_(factor)
         codes = p.round_().clamp_(0, PROBABILITY_LEVELS)
-        product = codes @ value_codes.float()
+        product = _autocast.product(codes, value_codes.float())
         self.denominator = self.denominator * old_weight + tile_sum * tile_weight
         self.numerator.mul_(old_weight).add_(product.mul_(tile_weight))
         self.maximum = torch.where(higher, tile_maximum, self.maximum)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import product
+
 TILE_ROWS = 64
 
 
@@ -52,7 +54,7 @@ def score_tiles(
     row_scale = fold_groups(query_scale[..., None], kv_heads)
     for start in range(0, min(keys, positions.stop) if is_causal else keys, TILE_ROWS):
         tile = slice(start, min(start + TILE_ROWS, keys))
-        scores = query @ key_codes[:, :, tile].float().mT
+        scores = product(query, key_codes[:, :, tile].float().mT)
         scores.mul_(row_scale).mul_(key_scale[:, :, None, tile])
         if scale is not None:
             scores.mul_(scale)

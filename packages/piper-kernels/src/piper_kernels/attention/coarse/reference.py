@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import product
 from piper_kernels.attention.sparse_piper_attention._blocks import (
     BLOCK,
     block_means,
@@ -26,7 +27,7 @@ def pool_values(value: Tensor, block_lengths: Tensor | None) -> Tensor:
 
 def attend_blocks(scores: Tensor, pooled_value: Tensor) -> Tensor:
     """Return ``softmax(scores) @ pooled_value``, FP32 ``[B, H, query blocks, D]``."""
-    return scores.softmax(dim=-1) @ pooled_value
+    return product(scores.softmax(dim=-1), pooled_value)
 
 
 def gated_residual(coarse_output: Tensor, gate: Tensor) -> Tensor:
@@ -37,8 +38,8 @@ def gated_residual(coarse_output: Tensor, gate: Tensor) -> Tensor:
         gate: Floating ``[B, S, H, D]``.
     """
     expanded = coarse_output.repeat_interleave(BLOCK, dim=2)[:, :, : gate.shape[1]]
-    product = gate.to(torch.float32) * expanded.transpose(1, 2)
-    return product.to(gate.dtype).contiguous()
+    gated = gate.to(torch.float32) * expanded.transpose(1, 2)
+    return gated.to(gate.dtype).contiguous()
 
 
 def coarse_output(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from piper_kernels import _autocast
 from piper_kernels.attention._online_softmax import MIN_DENOMINATOR
 from piper_kernels.attention._quantization import (
     SCALE_EPSILON,
@@ -106,7 +107,8 @@ def attend(operands: QuantizedOperands, *, scale: float, is_causal: bool = False
             old_weight = torch.exp(previous - maximum)
             p = scores.sub_(maximum).exp_().nan_to_num_(nan=0.0)
             denominator = denominator * old_weight + p.sum(-1, keepdim=True)
-            product = p.to(FP8).float() @ o.value_codes[:, :, tile].float()
+            values = o.value_codes[:, :, tile].float()
+            product = _autocast.product(p.to(FP8).float(), values)
             numerator.mul_(old_weight).add_(product.half().float().mul_(value_scale))
         output[:, :, window] = numerator / denominator.clamp(min=MIN_DENOMINATOR)
     return output

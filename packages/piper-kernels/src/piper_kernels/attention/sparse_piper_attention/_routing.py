@@ -7,6 +7,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import product
 from piper_kernels.attention.sparse_piper_attention._blocks import block_means
 from piper_kernels.attention.sparse_piper_attention._budget import LABEL, RouteLayout, route_layout
 
@@ -134,9 +135,9 @@ def block_scores(
     heads = summaries.key.shape[1]
     # Head h scores against KV head h // groups.
     grouped = query.unflatten(1, (heads, query.shape[1] // heads))
-    scores = grouped @ summaries.key[:, :, None, :key_blocks].transpose(-1, -2)
+    scores = product(grouped, summaries.key[:, :, None, :key_blocks].transpose(-1, -2))
     if mode is RoutingMode.MINMAX:
-        low = grouped @ summaries.key_aux[:, :, None, :key_blocks].transpose(-1, -2)
+        low = product(grouped, summaries.key_aux[:, :, None, :key_blocks].transpose(-1, -2))
         scores = torch.maximum(scores, low)
     scores = scores.flatten(1, 2)
     return scores if scale is None else scores * scale

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import product
 from piper_kernels.attention._online_softmax import PROBABILITY_LEVELS, OnlineSoftmax
 from piper_kernels.attention.sparse_piper_attention._blocks import (
     BLOCK,
@@ -156,7 +157,7 @@ def _attend_tiles(
 
     selected = (sequence, tiles)
     key = keys[selected].flatten(2, 3).to(torch.float32)  # [B, Q, 64 * T, D]
-    scores = (query @ key.transpose(-1, -2)) * query_scale * _per_row(key_scales[selected])
+    scores = product(query, key.transpose(-1, -2)) * query_scale * _per_row(key_scales[selected])
     if valid is not None:
         scores = scores.masked_fill(~valid[tiles].flatten(2, 3)[:, :, None], -torch.inf)
     scores = scores - scores.amax(-1, keepdim=True)
@@ -203,8 +204,8 @@ def exact_sparse_attention(
     attended = attended.repeat_interleave(BLOCK, dim=2).repeat_interleave(BLOCK, dim=3)
     if valid is not None:
         attended = attended & valid.flatten()
-    logits = (q @ k.transpose(-1, -2) * scale).masked_fill(~attended, -torch.inf)
-    return (logits.softmax(dim=-1) @ v).transpose(1, 2)[:, :rows]
+    logits = (product(q, k.transpose(-1, -2)) * scale).masked_fill(~attended, -torch.inf)
+    return product(logits.softmax(dim=-1), v).transpose(1, 2)[:, :rows]
 
 
 def _attended_blocks(request: RoutingRequest, routes: Tensor, heads: int, blocks: int) -> Tensor:
