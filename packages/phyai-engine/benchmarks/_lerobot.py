@@ -11,12 +11,15 @@ import torch
 VIEWS, SLOTS, STEPS = 3, 200, 10
 
 
-def time_lerobot(device: torch.device, *, compiled: bool, runs: int = 10) -> dict[str, Any]:
+def time_lerobot(
+    device: torch.device, *, compile_mode: str | None, runs: int = 10
+) -> dict[str, Any]:
     """Time `sample_actions` of LeRobot's policy in its bf16 mode, on 3 views and 200 slots.
 
     Args:
         device: a CUDA device.
-        compiled: also time the policy with LeRobot's own compilation, which takes minutes.
+        compile_mode: also time the policy with LeRobot's own compilation in this mode of
+            `torch.compile`, which takes minutes.
         runs: timed chunks, after two that are not.
 
     Returns:
@@ -26,15 +29,15 @@ def time_lerobot(device: torch.device, *, compiled: bool, runs: int = 10) -> dic
         from importlib.metadata import version
 
         found: dict[str, Any] = {"version": version("lerobot")}
-        modes = ["eager", "compiled"] if compiled else ["eager"]
-        for mode in modes:
-            found[mode] = _times(device, compile_model=mode == "compiled", runs=runs)
+        found["eager"] = _times(device, compile_mode=None, runs=runs)
+        if compile_mode is not None:
+            found["compiled"] = _times(device, compile_mode=compile_mode, runs=runs)
     except Exception as error:  # an optional package in any state
         return {"error": f"{type(error).__name__}: {error}"}
     return found
 
 
-def _policy(device: torch.device, *, compile_model: bool) -> Any:
+def _policy(device: torch.device, compile_mode: str | None) -> Any:
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.pi05.configuration_pi05 import PI05Config
     from lerobot.policies.pi05.modeling_pi05 import PI05Policy
@@ -48,7 +51,8 @@ def _policy(device: torch.device, *, compile_model: bool) -> Any:
     config = PI05Config(
         dtype="bfloat16",
         device=str(device),
-        compile_model=compile_model,
+        compile_model=compile_mode is not None,
+        compile_mode=compile_mode or "default",
         input_features=features,
         output_features={"action": PolicyFeature(FeatureType.ACTION, (32,))},
     )
@@ -59,8 +63,8 @@ def _policy(device: torch.device, *, compile_model: bool) -> Any:
 
 
 @torch.no_grad()
-def _times(device: torch.device, *, compile_model: bool, runs: int) -> dict[str, Any]:
-    policy = _policy(device, compile_model=compile_model)
+def _times(device: torch.device, *, compile_mode: str | None, runs: int) -> dict[str, Any]:
+    policy = _policy(device, compile_mode)
     generator = torch.Generator(device).manual_seed(0)
     images = [
         torch.rand(1, 3, 224, 224, generator=generator, device=device) * 2 - 1 for _ in range(VIEWS)
@@ -81,6 +85,7 @@ def _times(device: torch.device, *, compile_model: bool, runs: int) -> dict[str,
     chunk()
     spent = sorted(chunk() for _ in range(runs))
     return {
+        "mode": compile_mode,
         "first_ms": round(first, 1),
         "p50_ms": round(statistics.median(spent), 2),
         "least_ms": round(spent[0], 2),

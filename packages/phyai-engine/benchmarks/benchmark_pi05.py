@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             _store(document, arguments.output)
         _free()
     if arguments.lerobot:
-        document["lerobot"] = time_lerobot(device, compiled=arguments.compile)
+        document["lerobot"] = time_lerobot(device, compile_mode=arguments.compile)
         _store(document, arguments.output)
     return document
 
@@ -101,7 +101,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--inputs", type=int, default=64, help="compared with fp32; 0 for none")
     parser.add_argument("--kernels", type=int, default=12, help="listed for each stage")
     parser.add_argument("--lerobot", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="also LeRobot's compiled policy")
+    parser.add_argument(
+        "--compile",
+        nargs="?",
+        const="max-autotune",
+        metavar="MODE",
+        help="also LeRobot's compiled policy, in its own mode unless another is named",
+    )
     parser.add_argument("--commit", help="commit to record where git shows another or none")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--page", type=Path, help="stored results to write the page from")
