@@ -8,7 +8,7 @@ from phyai.dispatch import PolicyError
 from phyai.dispatch.config import KernelConfig
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.models.pi05.main_pi05 import PI05Args
 from phyai.processing import Observation, ProcessingError
 from phyai_quant import QuantConfigError

@@ -170,7 +170,7 @@ class Engine:
             seed: of the drawn starting point.
             num_steps: integration steps, the checkpoint's number by default.
             guidance: what the new chunks shall continue, for model families that know it, such as
-                ``phyai.models.pi05.guidance.Guidance``.
+                ``phyai.guidance.Guidance``.
             video: whether to return the frames that a family predicts with its actions.
 
         Raises:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phyai.client import PolicyClient, ServerError, packb, unpackb
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.processing import ProcessingError
 from phyai.serving import PolicyConfig, read_recording, replay
 from phyai.serving.continuation import Chunk, Continuation, RTCOptions, Schedule

@@ -10,7 +10,6 @@ from phyai.dispatch.config import KernelConfig
 from phyai.engine import ActionChunk, Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, parse_dtype
 from phyai.engine_plugins import find_plugin
-from phyai.models.pi05.main_pi05 import PI05Args
 from phyai.processing import Preset, detect_preset, get_preset
 from phyai.serving.adapter_file import read_adapter
 from phyai.serving.adapters import Adapter, built_in_adapter
@@ -85,7 +84,9 @@ def _arguments(config: PolicyConfig, adapter: Adapter | None) -> Any:
     return factory.serving_args(config)
 
 
-def _pi05(config: PolicyConfig, adapter: Adapter | None) -> PI05Args:
+def _pi05(config: PolicyConfig, adapter: Adapter | None) -> Any:
+    from phyai.models.pi05.main_pi05 import PI05Args
+
     preset: str | Preset | None = config.preset
     if adapter is not None and adapter.action_parts:
         base = get_preset(preset) if preset else detect_preset(config.checkpoint).preset

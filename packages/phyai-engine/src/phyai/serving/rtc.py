@@ -2,7 +2,7 @@
 
 While the server computes, the robot goes on with the last chunk. The new chunk starts at the
 moment of its observation, so its first ``delay`` actions are already decided. Up to ``horizon`` the
-weight of the last chunk falls to zero; `phyai.models.pi05.guidance` has the formula. Where the
+weight of the last chunk falls to zero; `phyai.guidance` has the formula. Where the
 model can be guided the weights guide its flow, in the model's units; of other models the finished
 chunks are blended, in the robot's units.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from phyai.models.pi05.guidance import guidance_weights
+from phyai.guidance import guidance_weights
 from phyai.serving.continuation import Chunk, RTCOptions
 from phyai.serving.jobs import RequestError
 

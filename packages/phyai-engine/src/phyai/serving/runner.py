@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.processing import Observation, ProcessingError
 from phyai.serving.adapters import Adapter
 from phyai.serving.continuation import Chunk, Continuation

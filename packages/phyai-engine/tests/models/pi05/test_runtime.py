@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.models.pi05.staging import most_padding, prompt_bucket

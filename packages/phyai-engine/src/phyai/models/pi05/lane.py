@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.staging import Staged, most_padding, stage_batch
 from phyai.models.pi05.stream import Place

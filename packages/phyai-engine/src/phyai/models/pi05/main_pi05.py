@@ -14,9 +14,9 @@ from torch import Tensor
 from phyai.dispatch import CallSite
 from phyai.engine import ActionChunk
 from phyai.engine_config import RuntimeConfig
+from phyai.guidance import Guidance
 from phyai.layers import Linear
 from phyai.models import inventory
-from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.loading import load_pi05
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.runtime import PI05Runtime

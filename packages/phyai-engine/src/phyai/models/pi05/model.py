@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from phyai.guidance import Guidance
 from phyai.layers import AdaRMSNorm, Embedding, Linear, RotaryEmbedding
 from phyai.models.pi05 import keys
 from phyai.models.pi05.config import PI05Config
 from phyai.models.pi05.decoder import Decoder
-from phyai.models.pi05.guidance import Guidance
 from phyai.models.pi05.heads import ActionTime, TimeCondition, head, time_embedding
 from phyai.models.pi05.modulation import StepModulation
 from phyai.models.pi05.prefix import PrefixLayout, pack_rows, plan_prefix

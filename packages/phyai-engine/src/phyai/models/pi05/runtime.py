@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phyai.models.pi05.guidance import Guidance
+from phyai.guidance import Guidance
 from phyai.models.pi05.lane import Lane
 from phyai.models.pi05.model import PI05Model
 from phyai.models.pi05.savings import Savings

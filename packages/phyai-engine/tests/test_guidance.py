@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from phyai.models.pi05.guidance import (
+from phyai.guidance import (
     SCHEDULES,
     Guidance,
     guidance_strength,
