@@ -59,6 +59,7 @@ def test_default_task():
         ({"observation/state": None}, "'observation/state' has shape .* dtype object"),
         ({"observation/state": np.zeros((2, 4))}, r"shape \(2, 4\)"),
         ({"observation/state": np.array(["a"])}, "dtype <U1"),
+        ({"observation/state": [1.0, [2.0]]}, "list of lists of several lengths"),
         ({"images": [IMAGE]}, "'images' is list, expected a mapping"),
         ({"prompt": b"go"}, "'prompt' is bytes"),
     ],

@@ -86,6 +86,7 @@ def test_a_client_may_bring_the_rest_itself(serve_fake):
             ({"prev": rest * np.nan}, "not finite"),
             ({"delay": -1}, "rtc.delay is '-1'"),
             ({"schedule": "cubic"}, "allowed: linear, exp, ones, zeros"),
+            ({"schedule": np.zeros(2)}, "allowed: linear, exp, ones, zeros"),
             ({"delays": 1}, "has no 'delays'; allowed: executed"),
         ):
             with pytest.raises(ServerError, match=reason):

@@ -52,7 +52,13 @@ def observation_from_request(
 
 
 def _vector(key: str, value: Any) -> np.ndarray:
-    array = np.atleast_1d(np.asarray(value))
+    try:
+        array = np.atleast_1d(np.asarray(value))
+    except ValueError:
+        raise ProcessingError(
+            f"request key {key!r} is a list of lists of several lengths, expected a number or a "
+            "vector of numbers"
+        ) from None
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise ProcessingError(
             f"request key {key!r} has shape {array.shape} and dtype {array.dtype}, expected a "

@@ -114,7 +114,7 @@ def _rtc(raw: Any) -> RTCOptions:
         if alias in options:
             options[plain], named[plain] = options[alias], alias
     name = options.get("schedule", Schedule.LINEAR.value)
-    if name not in {schedule.value for schedule in Schedule}:
+    if not isinstance(name, str) or name not in {schedule.value for schedule in Schedule}:
         raise RequestError(
             f"{OPTIONS_KEY}.rtc.schedule is {str(name)[:40]!r}; allowed: "
             f"{', '.join(schedule.value for schedule in Schedule)}"
