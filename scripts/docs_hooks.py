@@ -20,6 +20,7 @@ SOURCES = {
     "phyai_quant": "packages/phyai-quant/src",
     "phyai": "packages/phyai-engine/src",
 }
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
 CODE_OF_CELL = re.compile(r"(?<=<code>)[^<]{20,}(?=</code>)")
 LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
 
@@ -35,30 +36,72 @@ def outside_pages() -> list[str]:
 
 def public_modules(package: str) -> list[str]:
     """Return the modules of a package, none of them private, that have ``__all__``."""
+    return list(public_names(package))
+
+
+def public_names(package: str) -> dict[str, dict[str, str]]:
+    """Return the public modules of a package: each name of ``__all__`` and where it comes from.
+
+    A name that a module takes from another public module comes from there, else from itself.
+    """
     base = ROOT / SOURCES[package]
-    found = []
+    found, taken = {}, {}
     for path in sorted((base / package).rglob("*.py")):
         parts = path.relative_to(base).with_suffix("").parts
         names = parts[:-1] if parts[-1] == "__init__" else parts
         if any(name.startswith("_") for name in names) or "cli" in names:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        targets = [
-            target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
-        ]
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            found.append(".".join(names))
-    return found
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        exported = exported_names(body)
+        if exported is not None:
+            found[".".join(names)] = exported
+            taken[".".join(names)] = {
+                alias.name: node.module
+                for node in body
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+            }
+
+    def origin(module: str, name: str) -> str:
+        source = taken[module].get(name)
+        return origin(source, name) if name in found.get(source, ()) else module
+
+    return {
+        module: {name: origin(module, name) for name in exported}
+        for module, exported in found.items()
+    }
+
+
+def exported_names(body: list[ast.stmt]) -> list[str] | None:
+    """Return what ``__all__`` of a module names, or None where it has none that can be read."""
+    for node in body:
+        if not isinstance(node, ast.Assign):
+            continue
+        if any(isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets):
+            constants = [part for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            return [part.value for part in constants if isinstance(part.value, str)]
+    return None
 
 
 def reference_page(package: str) -> str:
-    """Return the page that documents the public modules of a package."""
+    """Return the page that documents the public modules of a package, every name once."""
     modules = "\n".join(
-        f"## {module}\n\n::: {module}\n    options:\n"
-        "      show_root_heading: false\n      show_root_toc_entry: false\n"
-        for module in public_modules(package)
+        reference_section(module, names) for module, names in public_names(package).items()
     )
     return f"# {package}\n\n{modules}"
+
+
+def reference_section(module: str, names: dict[str, str]) -> str:
+    """Return the section of a module; names of other public modules are links to there."""
+    links = [f"[`{name}`](#{at}.{name})" for name, at in names.items() if at != module]
+    own = "".join(f"\n        - {name}" for name, at in names.items() if at == module)
+    members = f"      members:{own}\n" if links and own else "      members: false\n" * bool(links)
+    also = f"\nAlso to be imported from here: {', '.join(links)}.\n" if links else ""
+    return (
+        f"## {module}\n\n::: {module}\n    options:\n"
+        "      show_root_heading: false\n      show_root_toc_entry: false\n"
+        f"{members}{also}"
+    )
 
 
 def place_in_repository(page: str) -> PurePosixPath:
@@ -106,11 +149,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
-    """Let long names in tables break behind their dots and underscores."""
+    """Let long names in tables break behind dots and underscores; drop roles of docstrings."""
 
     def breakable(cell: re.Match[str]) -> str:
         return CODE_OF_CELL.sub(
             lambda code: re.sub(r"(?<=[._:/])(?=\w)", "<wbr>", code[0]), cell[0]
         )
 
-    return re.sub(r"<td[ >].*?</td>", breakable, html, flags=re.DOTALL)
+    return re.sub(r"<td[ >].*?</td>", breakable, ROLE.sub("", html), flags=re.DOTALL)

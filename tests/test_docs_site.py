@@ -19,6 +19,7 @@ def script(name):
 
 
 hooks, diagrams = script("docs_hooks"), script("draw_diagrams")
+support = script("write_support_page")
 
 
 def entries(node):
@@ -44,6 +45,41 @@ def test_the_reference_lists_public_modules_only():
     assert "piper_kernels.attention" in modules
     assert not [name for name in modules if "._" in name]
     assert "::: piper_kernels.attention\n" in hooks.reference_page("piper_kernels")
+
+
+def test_a_name_that_two_modules_offer_is_documented_once():
+    names = hooks.public_names("piper_kernels")
+    deepest = "piper_kernels.attention.coarse"
+    assert names["piper_kernels"]["coarse_attention"] == deepest
+    assert names[deepest]["coarse_attention"] == deepest
+    section = hooks.reference_section("piper_kernels", names["piper_kernels"])
+    assert "members: false" in section
+    assert f"[`coarse_attention`](#{deepest}.coarse_attention)" in section
+
+
+def test_a_section_names_its_members_where_it_also_has_links():
+    section = hooks.reference_section("a.b", {"own": "a.b", "other": "a.b.c"})
+    assert "members:\n        - own\n" in section
+    assert "- other" not in section
+    assert "[`other`](#a.b.c.other)" in section
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("humming") is None, reason="the page shows weights of Humming"
+)
+def test_the_tables_of_what_runs_where_follow_from_the_code():
+    stored = support.PAGE.read_text(encoding="utf-8")
+    assert support.page(stored) == stored, "run: python scripts/write_support_page.py"
+
+
+def test_a_table_is_written_between_its_marks_only():
+    text = "a\n<!-- engine -->\nold\n<!-- end -->\nb\n<!-- weights -->\n<!-- end -->\nc\n"
+    written = support.page(text)
+    assert written.startswith("a\n<!-- engine -->\n| operation |")
+    assert "old" not in written
+    assert "|\n<!-- end -->\nb\n<!-- weights -->\n| policy |" in written
+    assert written.endswith("|\n<!-- end -->\nc\n")
+    assert support.page(written) == written
 
 
 @pytest.mark.parametrize(
@@ -84,6 +120,11 @@ def test_long_names_in_tables_may_break_behind_a_dot():
         "<code>a_<wbr>module.<wbr>with_<wbr>a_<wbr>long.<wbr>name_<wbr>in_<wbr>it</code>" in found
     )
     assert f"<code>{short}</code></td>{text}" in found
+
+
+def test_roles_of_docstrings_are_dropped():
+    html = "<p>see :func:<code>f</code> and :meth:</p>"
+    assert hooks.on_page_content(html, None, None, None) == "<p>see <code>f</code> and :meth:</p>"
 
 
 @pytest.mark.parametrize("name", diagrams.DIAGRAMS)
