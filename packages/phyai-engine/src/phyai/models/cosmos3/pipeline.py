@@ -198,10 +198,6 @@ class Cosmos3Pipeline:
         if planner is None:
             allowed = ", ".join(kind.__name__ for kind in _PLANNERS)
             raise ProcessingError(f"request is {type(request).__name__}; allowed: {allowed}")
-        for name in ("prompt", "negative_prompt"):
-            text = getattr(request, name, "")
-            if not isinstance(text, str):
-                raise ProcessingError(f"{name} is {text!r}; it must be a string")
         plan = planner(request, self.setup)
         if plan.video and self.vae.decoder is None:
             raise ProcessingError(

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from phyai.models.cosmos3.canvas import content_cells, fit_canvas, to_frames
-from phyai.models.cosmos3.checks import check_array, check_count, check_rate
+from phyai.models.cosmos3.checks import check_array, check_count, check_kinds, check_rate
 from phyai.models.cosmos3.domains import Viewpoint, find_domain
 from phyai.models.cosmos3.droid import compose_views
 from phyai.models.cosmos3.normalizers import ActionNormalizer
@@ -40,6 +40,7 @@ def plan_policy(request: PolicyRequest, setup: Setup) -> Plan:
     Raises:
         ProcessingError: for a request that the contract does not allow.
     """
+    check_kinds(request, "exteriors")
     contract = setup.contract
     contract.check(request)
     clean = contract.clean_rows(request)
@@ -79,6 +80,7 @@ def plan_embodiment(request: EmbodimentRequest, setup: Setup) -> Plan:
     Raises:
         ProcessingError: for an unknown domain, a wrong width or length, or bad pictures.
     """
+    check_kinds(request, "frames")
     domain = find_domain(request.domain)
     fps = check_rate("fps", domain.fps if request.fps is None else request.fps)
     raw_dim = _raw_dim(_width(request, domain.raw_dim), setup)
@@ -136,7 +138,7 @@ def _pixels(
     if isinstance(request, InverseDynamicsRequest):
         frames = to_frames(request.frames, "frames")
         chunk = len(frames) - 1 if request.chunk is None else request.chunk
-        if len(frames) != chunk + 1:
+        if len(frames) != check_count("chunk", chunk) + 1:
             raise ProcessingError(
                 f"'frames' has {len(frames)} pictures but chunk is {chunk}; {chunk} actions lie "
                 f"between {chunk + 1} pictures"

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from phyai.models.cosmos3.canvas import SPATIAL, cover_canvas, to_frames
-from phyai.models.cosmos3.checks import check_count, check_rate
+from phyai.models.cosmos3.checks import check_count, check_kinds, check_rate
 from phyai.models.cosmos3.plans import TEMPORAL, Plan, Setup, latent_frames
 from phyai.models.cosmos3.prompts import (
     ClipFormat,
@@ -35,6 +35,7 @@ def plan_image(request: TextToImageRequest, setup: Setup) -> Plan:
     Raises:
         ProcessingError: for a size that is no multiple of 16.
     """
+    check_kinds(request)
     clip = ClipFormat(1, _PICTURE_FPS, request.height, request.width)
     prompt, negative = _texts(request, clip, setup)
     return Plan(
@@ -54,6 +55,7 @@ def plan_video(request: TextToVideoRequest, setup: Setup) -> Plan:
         ProcessingError: for a size, length or frame rate that is not allowed, bad pictures, or
             sound from a checkpoint without it.
     """
+    check_kinds(request, "clip")
     clip = ClipFormat(request.frames, request.fps, request.height, request.width)
     check_rate("fps", request.fps)
     frames = latent_frames(request.frames)
@@ -105,7 +107,7 @@ def _given_pixels(request: TextToVideoRequest, setup: Setup) -> Tensor | None:
     if isinstance(request, ImageToVideoRequest):
         frames = to_frames([request.image], "image")
     elif isinstance(request, VideoToVideoRequest):
-        if request.take not in ("first", "last"):
+        if not isinstance(request.take, str) or request.take not in ("first", "last"):
             raise ProcessingError(f"take is {request.take!r}; allowed: first, last")
         if len(request.clip) < CONTINUED:
             raise ProcessingError(
