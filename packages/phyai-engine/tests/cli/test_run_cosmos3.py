@@ -167,6 +167,17 @@ def test_actions_and_frames_of_any_embodiment(run, picture, tmp_path):
     decoded(out, 5, 48, 64, 10)
 
 
+def test_guidance_with_and_without_its_norm(run, tmp_path):
+    words = ("--prompt", "a table", "--height", 32, "--width", 32, "--steps", 2, "--guidance", 8)
+    pictures = []
+    for name, more in (("plain", ()), ("scaled", ("--normalize-cfg",))):
+        out = tmp_path / f"{name}.png"
+        document = run("t2i", *words, *more, "--out", out, "--json").json
+        assert document["sampling"]["normalize_cfg"] is bool(more)
+        pictures.append(np.asarray(Image.open(out)))
+    assert (pictures[0] != pictures[1]).any()
+
+
 @pytest.mark.parametrize("views", ["apart", "together"])
 def test_policy(run, picture, views):
     cameras = ("image",) if views == "together" else ("wrist", "exterior_1", "exterior_2")

@@ -68,6 +68,14 @@ Interval = Annotated[
         show_default=False,
     ),
 ]
+NormalizeCfg = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize-cfg",
+        help="Scale guided velocities down to at most the norm of unguided ones.",
+        show_default=False,
+    ),
+]
 Domain = Annotated[str, typer.Option(help="Embodiment, e.g. bridge_orig_lerobot.", metavar="NAME")]
 RawDim = Annotated[
     int | None,

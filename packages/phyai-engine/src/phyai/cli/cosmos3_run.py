@@ -95,6 +95,7 @@ class Sampler:
     shift: own.Shift = None
     schedule: own.Schedule = None
     interval: own.Interval = None
+    normalize_cfg: own.NormalizeCfg = None
 
     def settle(self, repository: "Repository", kind: Any) -> Any:
         """Return the sampling of a mode with these changes.
