@@ -12,6 +12,7 @@ from phyai.cli import app as application
 from phyai.cli import main
 
 PYTHON = Path(sys.executable)
+REACH = Path(__file__).resolve().parents[4] / "examples" / "pi05" / "reach" / "checkpoint"
 COMMANDS = [
     ["run"],
     ["run", "pi05"],
@@ -40,6 +41,20 @@ def test_every_command_has_help(phyai, command):
     assert result.code == 0
     assert "Usage: phyai " + " ".join(command) in result.out
     assert result.err == ""
+
+
+def test_quant_hands_all_of_its_words_to_phyai_quant(phyai, monkeypatch):
+    seen = []
+    monkeypatch.setattr("phyai_quant.cli.main", lambda words: seen.append(words) or 1)
+    words = ["quantize", "--policy", "a.yaml", "in", "-x", "out", "--json", "--help"]
+    assert phyai("quant", *words).code == 1
+    assert phyai("quant", "--help").code == 1
+    assert seen == [words, ["--help"]]
+
+
+def test_quant_checks_a_checkpoint(phyai):
+    assert phyai("quant", "validate", REACH, "--json").json["valid"] is True
+    assert phyai("quant", "nonsense").code == 2
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["eval"], ["policy"]], ids=str)

@@ -16,6 +16,7 @@ from phyai.cli import (
     explain,
     inspect,
     policy,
+    quant,
     replay,
     run,
     serve,
@@ -52,6 +53,7 @@ app.add_typer(convert.app, name="convert")
 app.command(name="inspect")(inspect.inspect_command)
 app.command(name="doctor")(doctor.doctor_command)
 app.add_typer(policy.app, name="policy")
+app.command(name="quant", **quant.PASSED_ON)(quant.quant_command)
 
 
 def _version(value: bool) -> None:
