@@ -28,7 +28,8 @@ ConfigFile = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Model family: pi05, cosmos3_policy. Default: found by the files of the checkpoint.",
+        help="Model family: pi05, cosmos3_policy or an installed one. Default: found by the files "
+        "of the checkpoint.",
         metavar="NAME",
         show_default=False,
     ),
