@@ -232,6 +232,7 @@ def write_page(results: Path, others: Sequence[Path]) -> None:
         for part in [part for part in PARTS if part in more and part not in document]:
             document[part] = more[part]
             origin = {"date": more["date"], "commit": more["environment"]["commit"]}
+            origin = more.get("origins", {}).get(part, origin)
             document.setdefault("origins", {})[part] = origin
             if part == "diffusers":
                 document[part].setdefault("beside", _requests(more))

@@ -113,6 +113,12 @@ def test_parts_of_other_files_are_added_to_the_page(benchmark, document, tmp_pat
     assert "## DROID policy" in page.read_text()
     assert "## One step of a long video" in page.read_text()
     assert "`policies` was measured on 2026 at commit abc." in page.read_text()
+    later = {"date": "2027", "environment": {**document["environment"], "commit": "def"}}
+    second.write_text(json.dumps(later))
+    benchmark.main(["--page", str(second), "--merge", str(first)])
+    origins = json.loads(second.read_text())["origins"]
+    assert {origin["commit"] for origin in origins.values()} == {"abc"}
+    assert origins["policies"] == merged["origins"]["policies"], "an origin moves with its part"
     second.write_text(json.dumps({**parts["one"], "video": {}, "environment": {"device": "cpu"}}))
     benchmark.main(["--page", str(first), "--merge", str(second)])
     assert json.loads(first.read_text()) == merged, "what is there stays"
