@@ -1,6 +1,7 @@
 """The documentation site: every page has a place, links are followed, drawings are current."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,16 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = YAML(typ="safe", pure=True).load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+OPERATORS = ROOT / "packages" / "piper-kernels" / "src" / "piper_kernels"
+# The sections of an operator's README, in this order; those that every one has.
+SECTIONS = ["Maths", "Numeric contract", "Storage", "Behaviour", "Operators"]
+SECTIONS += ["Execution", "Support", "Files"]
+REQUIRED = {"Maths", "Numeric contract", "Support"}
+# Pages of several operators, and of what operators share.
+NO_OPERATOR = {"_compile", "attention/_preparation", "fusions", "weights"}
+NO_OPERATOR |= {"specializations/minimax_h3_vae"}
 
 
 def script(name):
@@ -38,6 +49,42 @@ def pages():
 def test_every_page_stands_once_in_the_navigation():
     named = entries(SITE["nav"])
     assert sorted(named) == sorted(pages())
+
+
+def operator_pages():
+    found = {page.parent.relative_to(OPERATORS).as_posix() for page in OPERATORS.rglob("README.md")}
+    assert found >= NO_OPERATOR
+    return sorted(found - NO_OPERATOR)
+
+
+@pytest.mark.parametrize("operator", operator_pages())
+def test_readmes_of_operators_have_the_same_sections_in_the_same_order(operator):
+    text = (OPERATORS / operator / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^## (.*)$", prose, flags=re.MULTILINE)
+    assert headings == [name for name in SECTIONS if name in headings]
+    assert set(headings) >= REQUIRED
+    assert len(re.findall(r"^# ", prose, flags=re.MULTILINE)) == 1
+
+
+def linking_pages():
+    for name in sorted(hooks.outside_pages()):
+        yield ROOT / name
+    yield ROOT / "README.md"
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", linking_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_links_to_exist(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    made = {f"reference/{name}.md" for name in hooks.SOURCES}
+    targets = {match["target"] for match in hooks.LINK.finditer(text)} - made
+    gone = [
+        target
+        for target in targets
+        if target and "://" not in target and not (page.parent / target).exists()
+    ]
+    assert gone == []
 
 
 def test_the_reference_lists_public_modules_only():
