@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from piper_kernels._compile.nodes import fake_value, is_call
+from piper_kernels._compile.nodes import CONVERSIONS, fake_value, is_call
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
-_CONVERSIONS = (prims.convert_element_type.default, aten._to_copy.default)
 _NARROW = (torch.float16, torch.bfloat16)
 _CUBIC = 0.044715
 _SQRT_2_OVER_PI = 0.7978845608028654
@@ -52,7 +50,7 @@ def match_silu(node: object) -> Match | None:
 
 def peel_conversion(node: object) -> tuple[Any, frozenset[Node]]:
     """Return the node under a conversion of floating dtypes, and the conversion if any."""
-    if isinstance(node, Node) and is_call(node, *_CONVERSIONS) and _is_floating(node):
+    if isinstance(node, Node) and is_call(node, *CONVERSIONS) and _is_floating(node):
         source = node.args[0]
         if isinstance(source, Node) and _is_floating(source):
             return source, frozenset((node,))

@@ -13,6 +13,7 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph, Node, map_arg
 
 aten = torch.ops.aten
+CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 
 
 def is_call(node: object, *targets: Any) -> bool:

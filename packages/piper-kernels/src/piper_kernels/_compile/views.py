@@ -1,7 +1,8 @@
-"""Removal of row views around linears.
+"""Removal of row views around linears, and of repeated conversions in front of them.
 
 A distributed tensor flattens its rows before a linear and restores them after it. The linears
-here take any leading sizes, so ``restore(linear(flatten(x)))`` is ``linear(x)``.
+here take any leading sizes, so ``restore(linear(flatten(x)))`` is ``linear(x)``. An autocast
+region converts the input of every linear anew, so linears of one value have different inputs.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from piper_kernels._compile.nodes import (
+    CONVERSIONS,
     bind_arguments,
     fake_value,
     has_values,
@@ -25,7 +27,7 @@ VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def normalize_projection_views(graph: Graph, targets: tuple[Any, ...]) -> bool:
-    """Remove pairs of row views around linears, for any leading sizes.
+    """Remove pairs of row views around linears and repeated conversions in front of them.
 
     Args:
         graph: Rewritten in place.
@@ -35,10 +37,25 @@ def normalize_projection_views(graph: Graph, targets: tuple[Any, ...]) -> bool:
         Whether anything changed. Other users of a flattened input keep it; other users of a
         flattened result get a view of the new one.
     """
-    changed = False
+    changed = _merge_conversions(graph, targets)
     for node in list(graph.nodes):
         if is_call(node, *targets):
             changed |= _normalize(graph, node)
+    return changed
+
+
+def _merge_conversions(graph: Graph, targets: tuple[Any, ...]) -> bool:
+    """Let linears read the first of equal conversions; one that others read too stays."""
+    changed = False
+    found: dict[tuple[Any, ...], Node] = {}
+    for node in list(graph.nodes):
+        if not is_call(node, *CONVERSIONS) or not any(is_call(u, *targets) for u in node.users):
+            continue
+        first = found.setdefault((node.target, node.args, *sorted(node.kwargs.items())), node)
+        if first is not node and all(is_call(user, *targets) for user in node.users):
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+            changed = True
     return changed
 
 
