@@ -92,6 +92,11 @@ def test_sage_has_no_grouped_queries():
 
 
 @both
+def test_no_heads_are_refused(label):
+    refused(label, "head", *[operand(heads=0)] * 3)
+
+
+@both
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_shapes_are_computed_without_contents(label, device):
     with FakeTensorMode() if device == "fake" else torch.no_grad():

@@ -88,10 +88,10 @@ def _validate_heads(
     batch, heads = query.shape[:2]
     shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
     if not grouped_query:
-        if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        if not query.shape[:2] == key.shape[:2] == value.shape[:2] or heads == 0:
             raise ValueError(
-                f"{operator} needs equal batch and head dimensions of query, key and value, "
-                f"got {shapes}"
+                f"{operator} needs equal batch and head dimensions of query, key and value, with "
+                f"at least one head, got {shapes}"
             )
         return
     if not batch == key.shape[0] == value.shape[0]:

@@ -91,6 +91,7 @@ def test_operands_that_are_refused(tensors, message):
         ({"scale": float("nan")}, ValueError, "finite and positive"),
         ({"scale": float("inf")}, ValueError, "finite and positive"),
         ({"block_lengths": torch.ones(4, dtype=torch.int32)}, ValueError, "block_lengths"),
+        ({"block_lengths": [64, 64, 64]}, TypeError, "block_lengths must be a tensor, got list"),
     ],
 )
 def test_options_that_are_refused(options, error, message):

@@ -68,10 +68,13 @@ def check_block_lengths(
     """Check the metadata of block lengths; their values are the caller's precondition.
 
     Raises:
+        TypeError: They are no tensor.
         ValueError: They are not contiguous int32 ``[rows / 64]`` on the device.
     """
     if lengths is None:
         return
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"{label}: block_lengths must be a tensor, got {type(lengths).__name__}")
     if (
         lengths.ndim != 1
         or lengths.dtype != torch.int32

@@ -219,6 +219,7 @@ REJECTS = {
     "residual device": ("residual", other_device(1, 5, 2, 4, 4), "residual must be on"),
     "stride zero": ("stride", (1, 0, 1), "three positive integers"),
     "stride length": ("stride", (1, 1), "three positive integers"),
+    "stride of floats": ("stride", (1, 1.0, 1), "three positive integers"),
     "padding": ("padding", "zeros", "padding must be one of"),
 }
 

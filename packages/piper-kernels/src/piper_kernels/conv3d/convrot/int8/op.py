@@ -8,6 +8,7 @@ from torch import Tensor
 
 from piper_kernels.conv3d.convrot.int8 import _ops  # noqa: F401  # registers the operators
 from piper_kernels.conv3d.convrot.int8._geometry import Padding, padding_flags
+from piper_kernels.conv3d.convrot.int8._operands import check_stride
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 
 _operators = torch.ops.piper_kernels
@@ -49,10 +50,11 @@ def conv3d(
     """
     storage = _unpack(weight)
     symmetric, right = padding_flags(padding)
+    steps = list(check_stride(stride))
     _require_inference(input, weight.scale, bias, residual)
     qdata, scale, group_size, input_scale = storage
     return _operators.convrot_int8_conv3d.default(
-        input, qdata, scale, bias, group_size, input_scale, list(stride), symmetric, right, residual
+        input, qdata, scale, bias, group_size, input_scale, steps, symmetric, right, residual
     )
 
 
@@ -95,11 +97,12 @@ def group_norm_silu_conv3d(
     """
     storage = _unpack(weight)
     symmetric, right = padding_flags(padding)
+    steps = list(check_stride(stride))
     _require_inference(input, weight.scale, bias, residual, norm_weight, norm_bias)
     qdata, scale, group_size, input_scale = storage
     return _operators.convrot_int8_group_norm_silu_conv3d.default(
         input, norm_weight, norm_bias, norm_groups, norm_epsilon, qdata, scale, bias, group_size,
-        input_scale, list(stride), symmetric, right, residual,
+        input_scale, steps, symmetric, right, residual,
     )  # fmt: skip
 
 
