@@ -61,7 +61,10 @@ class DeviceConfig:
         try:
             device = torch.device(self.target)
         except RuntimeError as error:
-            raise ValueError(f"device target {self.target!r} is not a torch device") from error
+            raise ValueError(
+                f"device target {self.target!r} is not a torch device; name one such as 'cpu', "
+                "'cuda' or 'cuda:1'"
+            ) from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(
                 f"device target is {self.target!r} but torch {torch.__version__} sees no GPU; "

@@ -70,7 +70,16 @@ def test_a_missing_leg_is_named():
 def test_a_misshapen_bias_is_named():
     layer = Linear(32, 4, bias=True, prefix="p")
     tensors = {"p.weight": torch.zeros(4, 32), "p.bias": torch.zeros(5)}
-    with pytest.raises(CheckpointError, match=r"p\.bias.*\(5,\).*needs \(4,\)"):
+    with pytest.raises(CheckpointError, match=r"p\.bias.*\(5,\).*needs \(4,\)") as caught:
+        load_into(layer, readers(tensors), source="test")
+    assert "missing" not in str(caught.value)  # it is wrong, and named once
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
+def test_a_bias_of_another_kind_is_named(dtype):
+    layer = Linear(32, 4, bias=True, prefix="p")
+    tensors = {"p.weight": torch.zeros(4, 32), "p.bias": torch.zeros(4, dtype=dtype)}
+    with pytest.raises(CheckpointError, match=rf"p\.bias: .* has {dtype}.* is never quantized"):
         load_into(layer, readers(tensors), source="test")
 
 

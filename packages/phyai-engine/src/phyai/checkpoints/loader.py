@@ -73,6 +73,7 @@ def load_into(
     slots = collect_slots(model)
     report = LoadReport()
     filled: set[str] = set()
+    refused: set[str] = set()
     problems: list[str] = []
     unexpected = [name for name in tensors if name not in slots]
     with torch.no_grad():
@@ -84,9 +85,10 @@ def load_into(
                 slot.load(tensors[name]())
             except ValueError as error:
                 problems.append(str(error))
+                refused.add(slot.key)
             filled.add(slot.key)
             report.loaded.append(name)
-    missing = _missing(model, slots, filled)
+    missing = _missing(model, slots, filled) - refused
     _raise_if_incomplete(source, missing, unexpected, problems)
     for module in model.modules():
         if isinstance(module, HasPostLoad):

@@ -37,6 +37,23 @@ class HasSlots(Protocol):
         ...
 
 
+def check_unquantized(key: str, source: Tensor) -> None:
+    """Refuses integers and 8-bit numbers where plain ones are stored.
+
+    Args:
+        key: canonical checkpoint name, for the message.
+        source: the tensor.
+
+    Raises:
+        CheckpointError: if it is not fp64, fp32, fp16 or bf16.
+    """
+    if not source.is_floating_point() or source.itemsize < 2:
+        raise CheckpointError(
+            f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
+            "use a checkpoint that stores it in fp32, fp16 or bf16"
+        )
+
+
 def stored_slot(
     key: str,
     shape: tuple[int, ...],
@@ -56,11 +73,7 @@ def stored_slot(
     """
 
     def load(source: Tensor) -> None:
-        if not source.is_floating_point() or source.itemsize < 2:
-            raise CheckpointError(
-                f"{key}: the checkpoint has {source.dtype}, but this tensor is never quantized; "
-                "use a checkpoint that stores it in fp32, fp16 or bf16"
-            )
+        check_unquantized(key, source)
         if tuple(source.shape) != shape:
             raise CheckpointError(
                 f"{key}: the checkpoint has shape {tuple(source.shape)}, the model needs {shape}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai.checkpoints.errors import CheckpointError
-from phyai.checkpoints.slots import TensorSlot
+from phyai.checkpoints.slots import TensorSlot, check_unquantized
 from phyai.dispatch import CallSite
 from phyai.dispatch.selection import Selection
 from phyai.kernels.fp8_rows import RoundedRows
@@ -225,6 +225,7 @@ class Linear(nn.Module):
         width = sum(part.full_shape[0] for part in held)
 
         def load(source: Tensor) -> None:
+            check_unquantized(key, source)
             if self.bias is None or source.shape != (width,):
                 raise CheckpointError(
                     f"{key}: the checkpoint has shape {tuple(source.shape)}, "

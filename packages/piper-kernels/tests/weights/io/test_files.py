@@ -13,6 +13,7 @@ from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
 from piper_kernels.weights.io import (
     RowQuantizedWeight,
+    WeightFileError,
     load_quantized,
     read_metadata,
     save_quantized,
@@ -231,7 +232,12 @@ def test_weight_shape_is_logical_everywhere(weights):
     ("tensors", "options", "error", "match"),
     [
         ({"a": 3}, {}, TypeError, "a: expected a tensor"),
-        ({"a": torch.zeros(1)}, {"layout": "other"}, ValueError, "other"),
+        (
+            {"a": torch.zeros(1)},
+            {"layout": "x"},
+            ValueError,
+            "layout is 'x'; allowed: piper, comfy",
+        ),
         (
             {"a": torch.zeros(1)},
             {"metadata": {"_quantization_metadata": "x"}},
@@ -244,6 +250,33 @@ def test_refused_saves(path, tensors, options, error, match):
     with pytest.raises(error, match=match):
         save_quantized(tensors, path, **options)
     assert not path.exists()
+
+
+def test_a_missing_folder_is_named(path):
+    with pytest.raises(FileNotFoundError, match=r"x\.safetensors cannot be .*no folder .*absent"):
+        save_quantized({"a": torch.zeros(1)}, path.parent / "absent" / "x.safetensors")
+    assert not (path.parent / "absent").exists()
+
+
+def test_a_failed_write_names_the_file_and_leaves_nothing(path, monkeypatch):
+    from safetensors import SafetensorError
+
+    def fail(_tensors, file, **_options):
+        Path(file).write_bytes(b"half")
+        raise SafetensorError("no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(OSError, match=r"w\.safetensors cannot be written \(no space left"):
+        save_quantized({"a": torch.zeros(1)}, path.with_name("w.safetensors"))
+    assert not list(path.parent.iterdir())
+
+
+def test_a_folder_and_another_logical_dtype_are_refused(path):
+    save_quantized({"a": torch.zeros(1)}, path)
+    with pytest.raises(WeightFileError, match="a folder; name one of the safetensors files"):
+        load_quantized(path.parent)
+    with pytest.raises(ValueError, match="logical dtype must be float16, bfloat16 or float32"):
+        load_quantized(path, logical_dtype=torch.int8)
 
 
 def test_names_must_not_collide(path):

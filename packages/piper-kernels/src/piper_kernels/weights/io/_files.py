@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper_kernels.weights.convrot.int8._storage import require_logical_dtype
 from piper_kernels.weights.io import _comfy, _markers, _piper
 from piper_kernels.weights.io._errors import WeightFileError
 from piper_kernels.weights.io._formats import PackedWeight, is_stored_weight, pack
@@ -51,12 +52,15 @@ def save_quantized(
 
     Raises:
         TypeError: A value is no tensor or a tensor subclass without a format.
-        ValueError: Two tensors get the same name, a metadata key is reserved, or the layout
-            cannot hold a weight.
+        ValueError: The layout is unknown or cannot hold a weight, two tensors get the same name,
+            or a metadata key is reserved.
+        OSError: The file cannot be written; nothing is left of it.
         ModuleNotFoundError: The safetensors package is not installed.
     """
     packed = {n: pack(value) for n, value in tensors.items() if is_stored_weight(value)}
-    codec = _comfy if Layout(layout) is Layout.COMFY else _piper
+    if layout not in tuple(Layout):
+        raise ValueError(f"layout is {layout!r}; allowed: {', '.join(Layout)}")
+    codec = _comfy if layout == Layout.COMFY else _piper
     stored, header = codec.encode(packed)
     for name, value in tensors.items():
         if name in packed:
@@ -94,9 +98,12 @@ def load_quantized(
 
     Raises:
         FileNotFoundError: The file does not exist.
+        ValueError: ``logical_dtype`` is none that a weight can have.
         WeightFileError: The file is damaged, contradicts itself or uses an unknown format.
         ModuleNotFoundError: The safetensors package is not installed.
     """
+    if logical_dtype is not None:
+        require_logical_dtype(logical_dtype)
     header = read_header(path)
     tensors = map_tensors(path, header)
     weights = {
@@ -186,15 +193,22 @@ def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     _require_safetensors()
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     target = path.resolve()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{target.name} cannot be written: there is no folder {target.parent}; make it first"
+        )
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
         save_file(tensors, temporary, metadata=metadata or None)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
+    except SafetensorError as error:
+        raise OSError(f"{target} cannot be written ({error})") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -59,10 +59,12 @@ def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        WeightFileError: The file is truncated, has trailing bytes, duplicate names, a header
-            above 100,000,000 bytes, or a header that breaks the format.
+        WeightFileError: The path is a folder, or the file is truncated, has trailing bytes,
+            duplicate names, a header above 100,000,000 bytes, or one that breaks the format.
     """
     file_path = Path(path)
+    if file_path.is_dir():
+        raise WeightFileError(f"{file_path}: a folder; name one of the safetensors files in it")
     size = file_path.stat().st_size
     with file_path.open("rb") as file:
         length = _header_length(file_path, file.read(8), size)
