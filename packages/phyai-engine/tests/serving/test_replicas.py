@@ -11,6 +11,7 @@ import pytest
 
 from phyai.client import PolicyClient, ServerError
 from phyai.serving import PolicyConfig, ReplicaError, ReplicaPool, ServeConfig, ServerConfig
+from phyai.serving.jobs import Job, OverloadedError
 
 from .conftest import REACH, wait_until
 
@@ -244,5 +245,19 @@ def test_a_policy_of_other_sizes_is_refused():
             await pool.change(PolicyConfig(REACH))
         assert pool._slots == before
         assert killed
+
+    asyncio.run(run())
+
+
+def test_a_job_that_waits_when_the_replicas_are_closed_gets_an_error():
+    async def run():
+        pool = ReplicaPool(ServeConfig(PolicyConfig(REACH), ServerConfig(replicas=1)))
+        waiting = asyncio.create_task(pool.submit(Job(REQUEST)))
+        while not pool.waiting:
+            await asyncio.sleep(0)
+        await pool.close()
+        async with asyncio.timeout(120):
+            with pytest.raises(OverloadedError, match="the server stops"):
+                await waiting
 
     asyncio.run(run())

@@ -173,6 +173,26 @@ def test_stopping_answers_what_is_in_progress_and_refuses_the_rest(serve_fake):
         assert replies[0]["actions"][0, 1] == 4
 
 
+def test_what_takes_longer_than_the_drain_is_not_waited_for(serve_fake):
+    with serve_fake(drain_s=0.1, request_timeout_s=3600.0) as server:
+        server.engine.open.clear()
+        with socket_of(server) as socket:
+            socket.recv()
+            server.engine.computing.clear()
+            socket.send(packb(request()))
+            assert server.engine.computing.wait(120)
+            server.stop()
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(120)
+            assert closed.value.rcvd.code == 1001
+        try:
+            # The fake engine gives up after 120 s.
+            server.thread.join(60)
+            assert not server.thread.is_alive()
+        finally:
+            server.engine.open.set()
+
+
 class OtherPool:
     """Replicas that change to a policy with other metadata, or can not."""
 

@@ -101,12 +101,14 @@ class ReplicaPool:
         raise EngineFailureError(f"{_ATTEMPTS} replicas died while they computed this request")
 
     async def close(self) -> None:
-        """End all replicas."""
+        """End all replicas; jobs that have no answer yet get an error."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(slot.kill() for slot in self._slots if slot is not None))
+        async with self._room:
+            self._room.notify_all()
 
     async def change(self, policy: PolicyConfig) -> dict[str, Any]:
         """Change all replicas to another policy, one after the other, without a pause.
@@ -153,11 +155,12 @@ class ReplicaPool:
                 )
             self._waiting += 1
             try:
-                while True:
+                while not self._closing:
                     free = [r for r in self._slots if r and r.accepting and r.ongoing < limit]
                     if free:
                         return min(free, key=lambda replica: replica.ongoing)
                     await self._room.wait()
+                raise OverloadedError("the server stops")
             finally:
                 self._waiting -= 1
 

@@ -130,8 +130,9 @@ class PolicyServer:
             await asyncio.sleep(0.01)
         for connection in list(self._server.connections):
             await connection.close(_GOING_AWAY, "the server stops")
-        await self._server.wait_closed()
+        # Before the wait: requests that are still in progress would be waited for.
         await self._backend.close()
+        await self._server.wait_closed()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         event("stopped", unanswered=self.in_progress)
