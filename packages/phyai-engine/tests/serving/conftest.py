@@ -31,8 +31,8 @@ class FakeEngine:
     It computes only while `open` is set; `computing` says that a batch has begun.
     """
 
-    def __init__(self, preset="lerobot", cameras=CAMERAS, action_dim=2, state_dim=3):
-        self.preset, self.cameras = preset, cameras
+    def __init__(self, preset="lerobot", cameras=CAMERAS, action_dim=2, state_dim=3, lanes=1):
+        self.preset, self.cameras, self.lanes = preset, cameras, lanes
         self.action_dim, self.state_dim = action_dim, state_dim
         self.computing, self.open = threading.Event(), threading.Event()
         self.open.set()
@@ -48,6 +48,7 @@ class FakeEngine:
             "image_resolution": [8, 8],
             "chunk_size": 6,
             "num_steps": 10,
+            "lanes": self.lanes,
             "processing": {
                 "preset": self.preset,
                 "cameras": list(self.cameras),

@@ -1,5 +1,6 @@
 """Requests that come together: one batch, one queue, one limit of time."""
 
+import asyncio
 import threading
 from dataclasses import replace
 
@@ -7,8 +8,13 @@ import numpy as np
 import pytest
 
 from phyai.client import PolicyClient, ServerError
+from phyai.serving import built_in_adapter
+from phyai.serving.batching import Batcher
+from phyai.serving.jobs import Answer, Job
+from phyai.serving.loading import LoadedPolicy
+from phyai.serving.runner import Runner
 
-from .conftest import request, wait_until
+from .conftest import FakeEngine, request, wait_until
 
 # A server that waited for the end of its window would answer no test in time.
 ENDLESS_MS = 600_000
@@ -72,6 +78,32 @@ def test_only_equal_step_counts_share_a_batch(serve_fake):
         assert set(server.engine.steps[1:]) == {2, 5}
 
 
+def test_as_many_batches_are_in_flight_as_the_engine_has_lanes(serve_fake):
+    asked = [(request(n), {}) for n in range(5)]
+    with serve_fake(FakeEngine(lanes=2), batch_window_ms=0, max_batch=2) as server:
+        engine, backend = server.engine, server.server.service.backend
+        engine.open.clear()
+        replies = []
+        thread = threading.Thread(target=lambda: replies.extend(ask_together(server, asked)))
+        thread.start()
+        try:
+            wait_until(lambda: sum(engine.batches, backend.waiting) == 5)
+            wait_until(lambda: len(engine.batches) == 2)
+            assert 1 <= backend.waiting <= 3
+        finally:
+            engine.open.set()
+            thread.join()
+        assert [reply["actions"][0, 1] for reply in replies] == [0, 1, 2, 3, 4]
+
+
+def test_every_lane_is_warm():
+    engine = FakeEngine(lanes=3)
+    runner = Runner(LoadedPolicy(engine, built_in_adapter("auto", engine.describe())))
+    runner.warm_up((1, 4))
+    # One more tells the width of the noise.
+    assert engine.batches == [1, 1, 1, 1, 4, 4, 4]
+
+
 def test_one_unusable_request_does_not_spoil_its_batch(serve_fake):
     with serve_fake(batch_window_ms=ENDLESS_MS, max_batch=3) as server:
         asked = [(request(1), {}), (request(2, prompt="unusable"), {}), (request(3), {})]
@@ -106,3 +138,20 @@ def test_a_request_that_takes_too_long_is_answered(serve_fake):
         service = server.server.service
         service.config = replace(service.config, request_timeout_s=120.0)
         client.infer(request())
+
+
+@pytest.mark.parametrize(("sizes", "batches"), [([1, 2, 4, 6], [4, 1]), (None, [5])])
+def test_batches_have_the_sizes_that_were_recorded(sizes, batches):
+    async def run():
+        ran = []
+
+        def answer(jobs):
+            ran.append(len(jobs))
+            return [Answer(np.zeros(1), {}, len(jobs), "") for _ in jobs]
+
+        batcher = Batcher(answer, max_batch=6, window_s=0, max_queue=9, sizes=sizes)
+        await asyncio.gather(*(batcher.submit(Job(request(n))) for n in range(5)))
+        await batcher.close()
+        return ran
+
+    assert asyncio.run(run()) == batches

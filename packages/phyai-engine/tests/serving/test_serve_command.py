@@ -14,7 +14,9 @@ from phyai.cli import serve as command
 from phyai.cli.errors import CliError
 from phyai.client import PolicyClient
 from phyai.dispatch import PolicyError
+from phyai.engine_config import RuntimeConfig
 from phyai.serving import read_config
+from phyai.serving.replica_main import config_from_json, config_to_json
 
 from .conftest import REACH
 
@@ -89,6 +91,19 @@ def test_a_configuration_is_read_and_the_key_stays_out_of_its_text(folder):
     assert config.server.api_key == "secret"
     assert "secret" not in repr(config)
     assert config.server.record == folder / "records"
+
+
+def test_the_runtime_is_configured_and_replicas_are_told(folder):
+    file = folder / "server.yaml"
+    runtime = "runtime: {cuda_graphs: false, reuse_unchanged: true, lanes: 2}"
+    file.write_text(CONFIG.replace("config: {", f"config: {{{runtime}, "))
+    config = read_config(file)
+    expected = RuntimeConfig(cuda_graphs=False, reuse_unchanged=True, lanes=2)
+    assert config.policy.runtime == expected
+    assert config_from_json(config_to_json(config)).policy == config.policy
+    file.write_text(file.read_text().replace("lanes: 2", "lanes: 0"))
+    with pytest.raises(PolicyError, match=r"server\.yaml.*no integer from 1 to 8"):
+        read_config(file)
 
 
 def test_options_win_over_the_file_and_the_variable_over_its_key(folder, monkeypatch):

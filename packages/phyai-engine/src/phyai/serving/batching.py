@@ -36,17 +36,20 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects jobs and runs them in one thread, batch after batch.
+    """Collects jobs and runs them batch after batch, or as many at a time as the engine has lanes.
 
-    While a batch is computed, jobs gather; the next batch takes them at once. An idle engine waits
+    While batches are computed, jobs gather; the next batch takes them at once. An idle engine waits
     up to `window_s` for more jobs, and only while `expected` says that more may come.
 
     Args:
-        run: Answers a batch, in the engine's thread.
+        run: Answers a batch, in a thread of the engine's.
         max_batch: Jobs of one batch.
         window_s: Longest wait of the first job.
         max_queue: Jobs that may wait.
         expected: Jobs that could come at most at this moment, such as open connections.
+        lanes: Batches that are computed at a time, each in a thread of its own.
+        sizes: Jobs that a batch may have, 1 among them; any number if None. An engine that records
+            its work for each size answers others late the first time.
     """
 
     def __init__(
@@ -57,12 +60,17 @@ class Batcher:
         window_s: float,
         max_queue: int,
         expected: Callable[[], int] | None = None,
+        lanes: int = 1,
+        sizes: Sequence[int] | None = None,
     ) -> None:
+        self._sizes = range(1, max_batch + 1) if sizes is None else sizes
         self._run, self._max_batch, self._window_s = run, max_batch, window_s
         self._max_queue, self._expected = max_queue, expected
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="phyai-engine")
+        self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="phyai-engine")
+        self._free = asyncio.Semaphore(lanes)
+        self._computing: set[asyncio.Task[None]] = set()
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @property
@@ -88,28 +96,41 @@ class Batcher:
         return await waiting.future
 
     async def close(self) -> None:
-        """Stop; jobs that still wait get an error."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Stop; jobs that have no answer yet get an error."""
+        tasks = (self._task, *self._computing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for waiting in self._queue:
             if not waiting.future.done():
                 waiting.future.set_exception(OverloadedError("the server stops"))
         self._queue.clear()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._next_batch()
-            taken = loop.time()
-            try:
-                outcomes = await loop.run_in_executor(
-                    self._thread, self._run, [waiting.job for waiting in batch]
-                )
-            except Exception as error:
-                outcomes = [EngineFailureError(str(error))] * len(batch)
-            for waiting, outcome in zip(batch, outcomes, strict=True):
-                _settle(waiting, outcome, 1e3 * (taken - waiting.since))
+            # A lane first: until one is free, jobs gather.
+            await self._free.acquire()
+            task = loop.create_task(self._compute(await self._next_batch()))
+            self._computing.add(task)
+            task.add_done_callback(self._computing.discard)
+
+    async def _compute(self, batch: list[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        taken = loop.time()
+        try:
+            outcomes = await loop.run_in_executor(
+                self._threads, self._run, [waiting.job for waiting in batch]
+            )
+        except asyncio.CancelledError:
+            outcomes = [OverloadedError("the server stops")] * len(batch)
+        except Exception as error:
+            outcomes = [EngineFailureError(str(error))] * len(batch)
+        finally:
+            self._free.release()
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            _settle(waiting, outcome, 1e3 * (taken - waiting.since))
 
     async def _next_batch(self) -> list[_Waiting]:
         while not self._live():
@@ -118,6 +139,7 @@ class Batcher:
         await self._wait_for_more()
         steps = self._queue[0].job.num_steps if self._live() else None
         batch = [w for w in self._queue if w.job.num_steps == steps][: self._max_batch]
+        batch = batch[: max((size for size in self._sizes if size <= len(batch)), default=0)]
         for waiting in batch:
             self._queue.remove(waiting)
         return batch or await self._next_batch()

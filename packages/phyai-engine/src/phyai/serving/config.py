@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from phyai.dispatch.policy_yaml import Document, read_document
-from phyai.engine_config import PARAMS_DTYPES, ParallelConfig
+from phyai.engine_config import PARAMS_DTYPES, ParallelConfig, RuntimeConfig
 from phyai.models.families import detect_family
 from phyai.serving.yaml_section import Section
 
@@ -58,6 +59,7 @@ class PolicyConfig:
         default_prompt: Instruction of requests that have none.
         video: Load what decodes predicted frames, so that requests may ask for them.
         parallel: Devices that compute one request together.
+        runtime: CUDA graphs, what is kept of the request before, and batches in flight.
     """
 
     checkpoint: Path
@@ -74,6 +76,7 @@ class PolicyConfig:
     default_prompt: str | None = None
     video: bool = False
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
     @property
     def family(self) -> str:
@@ -171,7 +174,6 @@ def checked_key(key: str, source: str) -> str:
 
 def _policy(document: Document, top: Section) -> PolicyConfig:
     args = Section(document, ("plugin_args",), _PLUGIN_ARGS)
-    device, dtype, parallel = _engine(document, top)
     adapter = top.text("adapter", "auto") or "auto"
     server = Section(document, ("server",), _SERVER) if "server" in top else None
     return PolicyConfig(
@@ -183,29 +185,40 @@ def _policy(document: Document, top: Section) -> PolicyConfig:
         tokenizer=args.file("tokenizer"),
         allow_identity_norm=args.flag("allow_identity_norm"),
         num_steps=args.integer("num_steps", None, 1, 1000),
-        device=device,
-        dtype=dtype,
         kernel_policy=top.file("kernel_policy"),
         adapter=str(top.file("adapter")) if is_file(adapter) else adapter,
         default_prompt=server.text("default_prompt") if server else None,
         video=args.flag("video"),
-        parallel=parallel,
+        **_engine(document, top),
     )
 
 
-def _engine(document: Document, top: Section) -> tuple[str | None, str | None, ParallelConfig]:
-    """Return device, dtype and parallelism of the section ``config``."""
-    device, dtype, parallel = None, None, ParallelConfig()
-    config = Section(document, ("config",), ("device", "parallel")) if "config" in top else ()
+def _engine(document: Document, top: Section) -> dict[str, Any]:
+    """Return the fields of `PolicyConfig` that the section ``config`` holds."""
+    if "config" not in top:
+        return {}
+    found: dict[str, Any] = {}
+    config = Section(document, ("config",), ("device", "parallel", "runtime"))
     if "device" in config:
         target = Section(document, ("config", "device"), ("target", "params_dtype"))
-        device, dtype = target.text("target"), target.text("params_dtype")
+        found["device"] = target.text("target")
+        found["dtype"] = dtype = target.text("params_dtype")
         if dtype is not None and dtype not in PARAMS_DTYPES:
             target.fail("params_dtype", f"{dtype!r}; allowed: {', '.join(PARAMS_DTYPES)}")
     if "parallel" in config:
         ranks = Section(document, ("config", "parallel"), ("cfg", "tp"))
-        parallel = ParallelConfig(ranks.integer("cfg", 1, 1, 2), ranks.integer("tp", 1, 1, 64))
-    return device, dtype, parallel
+        found["parallel"] = ParallelConfig(
+            ranks.integer("cfg", 1, 1, 2), ranks.integer("tp", 1, 1, 64)
+        )
+    if "runtime" in config:
+        flags = ("cuda_graphs", "reuse_unchanged", "freeze_kernel_choices")
+        runtime = Section(document, ("config", "runtime"), (*flags, "lanes"))
+        base = RuntimeConfig()
+        found["runtime"] = RuntimeConfig(
+            lanes=runtime.integer("lanes", base.lanes, 1, 8),
+            **{name: runtime.flag(name, getattr(base, name)) for name in flags},
+        )
+    return found
 
 
 def _server(document: Document, top: Section) -> ServerConfig:

@@ -37,6 +37,10 @@ class Answering(Protocol):
         """Answer several observations at once."""
         ...
 
+    def warm_up(self, batches: Any = (1,)) -> None:
+        """Record what is recorded once."""
+        ...
+
     def normalize_actions(self, actions: Any, observation: Any) -> Any:
         """Return actions as the model would have made them."""
         ...
@@ -130,6 +134,7 @@ def _engine(config: PolicyConfig, arguments: Any) -> Engine:
                 device=DeviceConfig(device, parse_dtype(config.dtype or _default_dtype(device))),
                 kernel=KernelConfig(config_path=config.kernel_policy),
                 parallel=config.parallel,
+                runtime=config.runtime,
             ),
         )
     )

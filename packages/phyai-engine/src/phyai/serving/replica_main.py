@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phyai.engine_config import ParallelConfig
+from phyai.engine_config import ParallelConfig, RuntimeConfig
 from phyai.serving.batching import Batcher
 from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig
 from phyai.serving.framing import read_message, write_message
@@ -41,8 +41,11 @@ def config_from_json(text: str) -> ServeConfig:
     document = json.loads(text)
     policy = document["policy"]
     paths = {name: Path(policy[name]) for name in _PATHS if policy[name] is not None}
-    parallel = ParallelConfig(**policy["parallel"])
-    settled = PolicyConfig(**policy | paths | {"parallel": parallel})
+    parts = {
+        "parallel": ParallelConfig(**policy["parallel"]),
+        "runtime": RuntimeConfig(**policy["runtime"]),
+    }
+    settled = PolicyConfig(**policy | paths | parts)
     return ServeConfig(settled, ServerConfig(**document["server"]))
 
 

@@ -22,7 +22,7 @@ Outcome = Answer | Exception
 
 
 class Runner:
-    """Runs jobs on one policy; not to be called from two threads at once.
+    """Runs jobs on one policy; to be called from no more threads at once than it has lanes.
 
     Every job gets its own noise, so that an answer does not depend on the batch it came in (up to
     rounding). An engine without batches computes them one after another, from seeds.
@@ -32,6 +32,8 @@ class Runner:
 
     Attributes:
         batches: Whether the engine computes several jobs at once.
+        lanes: Batches that may be in flight.
+        on_gpu: Whether the engine computes on an NVIDIA or AMD GPU.
     """
 
     def __init__(self, policy: LoadedPolicy) -> None:
@@ -39,6 +41,8 @@ class Runner:
         self.adapter: Adapter = policy.adapter
         self._description = described = self.engine.describe()
         self.batches: bool = described.get("batched", True)
+        self.lanes: int = described.get("lanes", 1)
+        self.on_gpu: bool = str(described.get("device", "")).startswith("cuda")
         guides = described.get("guidance", False)
         self._guide = Guide(self.engine, self.adapter, described) if guides else None
         self._noise_shape: tuple[int, int] | None = None
@@ -47,7 +51,7 @@ class Runner:
         """Answer random observations, so that the first real request is as fast as the next.
 
         Args:
-            batches: Batch sizes to run.
+            batches: Batch sizes to run, each on every lane; lanes take turns.
 
         Returns:
             Seconds of all runs.
@@ -58,10 +62,10 @@ class Runner:
         started = time.perf_counter()
         job = Job(self.example(), seed=0)
         for batch in batches:
-            first = self._all([job] * batch)[0]
+            first = self._on_all_lanes([job] * batch)
             if self._guide is not None:
-                rest = Chunk(first.actions, first.normalized, first.units)
-                self._all([replace(job, continues=Continuation(rest))] * batch)
+                rest = Continuation(Chunk(first.actions, first.normalized, first.units))
+                self._on_all_lanes([replace(job, continues=rest)] * batch)
         return time.perf_counter() - started
 
     def example(self) -> dict[str, Any]:
@@ -99,6 +103,11 @@ class Runner:
             RequestError, ProcessingError, EngineFailureError: It can not be answered.
         """
         return self._all([Job(request, seed=seed)])[0]
+
+    def _on_all_lanes(self, jobs: Sequence[Job]) -> Answer:
+        """Answer jobs once on each lane; return the first answer."""
+        answers = [self._all(jobs) for _ in range(self.lanes)]
+        return answers[0][0]
 
     def _all(self, jobs: Sequence[Job]) -> list[Answer]:
         answers = []

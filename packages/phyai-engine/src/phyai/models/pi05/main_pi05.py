@@ -86,6 +86,13 @@ class PI05Policy:
             allow_identity_norm=args.allow_identity_norm,
         )
 
+    def warm_up(self, batches: Sequence[int]) -> None:
+        """Records the graphs of every length of prompt, with all cameras."""
+        if self.runtime is not None:
+            steps = None if self.args.num_steps is None else [self.args.num_steps]
+            views = [len(self.model.config.cameras)]
+            self.runtime.warm_up(batches=batches, views=views, steps=steps)
+
     def infer(
         self,
         observations: Sequence[Observation],
@@ -155,6 +162,7 @@ class PI05Policy:
             "linear_formats": dict(formats),
             "savings": asdict(self.model.savings),
             "cuda_graphs": self.runtime is not None,
+            "lanes": 1 if self.runtime is None else self.runtime.lanes,
             "sizes": {
                 "vision": asdict(config.vision),
                 "language": asdict(config.language),

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,7 @@ class PI05Runtime:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
         self.model = model
         self.reuse = reuse
+        self.lanes: int = lanes
         self._lanes: list[dict[int, Lane]] = [{} for _ in range(lanes)]
         on_gpu = model.device.type == "cuda"
         self._streams = [torch.cuda.Stream(model.device) if on_gpu else None for _ in range(lanes)]
@@ -168,7 +170,7 @@ class PI05Runtime:
                         )
                         for count in tokens
                     }
-                    with torch.cuda.stream(stream):
+                    with nullcontext() if stream is None else torch.cuda.stream(stream):
                         lane.record([batch * count for count in views], sorted(buckets), [*steps])
         return self.graphs()
 
