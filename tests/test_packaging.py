@@ -199,7 +199,8 @@ def test_the_metadata_is_complete(wheels, name):
 def test_requirements_point_one_way(wheels):
     assert requirements_of(wheels["piper-kernels"]) == {"torch"}
     convrot = requirements_of(wheels["piper-kernels"], extra="convrot")
-    assert convrot == {"safetensors", "torch", "torchao"}
+    # TorchAO imports NumPy, and neither it nor PyTorch asks for it.
+    assert convrot == {"numpy", "safetensors", "torch", "torchao"}
     quant = requirements_of(wheels["phyai-quant"])
     assert quant & PACKAGES.keys() == {"piper-kernels"}
     assert "phyai-quant" in requirements_of(wheels["phyai-engine"])
@@ -212,6 +213,7 @@ def test_the_extras_of_piper_kernels_bring_their_packages(wheels):
     triton = requirements_of(wheel, extra="triton")
     assert triton == {"torch", "triton-windows"}
     assert requirements_of(wheel, extra="convrot") | triton == {
+        "numpy",
         "safetensors",
         "torch",
         "torchao",

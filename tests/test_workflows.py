@@ -67,25 +67,60 @@ def test_the_dry_run_of_a_release_checks_the_same_and_can_not_publish():
         assert command in commands
 
 
+def test_a_release_compares_versions_before_anything_else():
+    (job,) = read("build-wheel.yml")["jobs"].values()
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert "scripts/check_release.py" in runs[0]
+    assert '--tag "$GITHUB_REF_NAME"' in runs[0]
+    assert "matrix.wheel" in job["env"]["WHEEL"]
+
+
+def test_a_release_uploads_only_what_was_built_twice_and_checked():
+    (job,) = read("build-wheel.yml")["jobs"].values()
+    order = [step.get("run", step.get("uses", "")) for step in job["steps"]]
+    places = [
+        next(number for number, step in enumerate(order) if part in step)
+        for part in (
+            "scripts/test",
+            "uv build --package",
+            "twine",
+            "cmp ",
+            "check_wheels",
+            "upload",
+        )
+    ]
+    assert places == sorted(places)
+    assert job["steps"][-1]["with"]["path"] == "dist/"
+
+
 def test_ci_covers_the_versions_that_the_wheels_claim():
     jobs = read("ci.yml")["jobs"]
     for job in (jobs["linux"], jobs["wheels"]):
         assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13", "3.14"]
         assert job["continue-on-error"] == "${{ matrix.python == '3.14' }}"
-    oldest = {}
+    oldest = set()
     for wheel in WHEELS:
         path = ROOT / "packages" / wheel / "pyproject.toml"
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-        extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-        for line in [*project["dependencies"], *extras]:
-            if found := re.match(r"(torch|torchao)>=([\d.]+)$", line):
-                oldest.setdefault(found[1], set()).add(f"{found[1]}=={found[2]}.*")
+        torch = [line for line in project["dependencies"] if re.match(r"torch\W", line)]
+        oldest.add(torch[0].replace(">=", "==") + ".*")
         versions = {c.rpartition(" ")[2] for c in project["classifiers"] if "3 :: Only" not in c}
         assert {"3.12", "3.13"} <= versions
         assert "3.14" not in versions, "its CI entry may fail"
-    assert {name: len(found) for name, found in oldest.items()} == {"torch": 1, "torchao": 1}
-    (torch,), (torchao,) = oldest["torch"], oldest["torchao"]
-    assert jobs["wheels"]["strategy"]["matrix"]["torch"] == [torch, "torch"]
-    commands = "\n".join(step.get("run", "") for step in jobs["oldest-torch"]["steps"])
-    assert f'"{torch}" "{torchao}"' in commands
-    assert "pytest" in commands
+    assert jobs["wheels"]["strategy"]["matrix"]["torch"] == [*oldest, "torch"]
+
+
+def test_ci_runs_tests_and_wheels_with_the_oldest_versions():
+    job = read("ci.yml")["jobs"]["oldest"]
+    assert job["env"]["UV_PYTHON"] == "3.12"
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    parts = (
+        "scripts/oldest_requirements.py",
+        "--requirement oldest.txt",
+        "pytest",
+        '--constraint "$RUNNER_TEMP/oldest.txt"',
+    )
+    places = [next(n for n, run in enumerate(runs) if part in run) for part in parts]
+    assert places == sorted(places)
+    (install,) = [s for s in job["steps"] if "--requirement" in s.get("run", "")]
+    assert "runner.temp" in install["working-directory"], "the checkout's constraints are newer"
