@@ -7,6 +7,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable
+from configparser import ConfigParser
 from email.message import Message
 from email.parser import Parser
 from functools import partial
@@ -73,12 +74,12 @@ EPOCH = "1700000000"
 FILES_OF_A_PACKAGE = ("src", "pyproject.toml", "README.md", "LICENSE")
 
 
-def build(tree: Path, *, modified: float) -> dict[str, Path]:
-    """Build every wheel and source archive from a copy of the checkout; return them by name.
+def copy_checkout(tree: Path, *, modified: float) -> None:
+    """Copy what builds need.
 
     Args:
-        tree: Where the copy and its ``dist`` go.
-        modified: Time stamp of all files of the copy.
+        tree: Where the copy goes.
+        modified: Time stamp of all its files.
     """
     tree.mkdir()
     shutil.copy(ROOT / "pyproject.toml", tree)
@@ -92,9 +93,32 @@ def build(tree: Path, *, modified: float) -> dict[str, Path]:
             copy(source, folder / part)
     for path in tree.rglob("*"):
         os.utime(path, (modified, modified))
-    command = [find_uv(), "build", "--all-packages", "--no-sources", "--out-dir", tree / "dist"]
+
+
+def leave_caches(tree: Path) -> None:
+    """Leave in every package what running and testing it leaves there."""
+    for name, package in PACKAGES.items():
+        folder = tree / "packages" / name
+        for file in (
+            f"src/{package}/__pycache__/module.cpython-312.pyc",
+            ".hypothesis/constants/1",
+            ".pytest_cache/README.md",
+            "benchmarks/results/times.json",
+            "dist/old.whl",
+            "tests/test_module.py",
+        ):
+            (folder / file).parent.mkdir(parents=True)
+            (folder / file).write_text("old\n")
+
+
+def build(tree: Path, *options: str, out: str = "dist") -> dict[str, Path]:
+    """Build every wheel and source archive of a copy of the checkout; return them by name.
+
+    A wheel is built from its source archive, or with ``--wheel`` from the tree itself.
+    """
+    command = [find_uv(), "build", "--all-packages", "--no-sources", "--out-dir", tree / out]
     built = subprocess.run(
-        [*command, "--python", sys.executable],
+        [*command, *options, "--python", sys.executable],
         cwd=tree,
         env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH},
         capture_output=True,
@@ -102,13 +126,20 @@ def build(tree: Path, *, modified: float) -> dict[str, Path]:
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    return {path.name: path for path in (tree / "dist").iterdir() if path.suffix in {".whl", ".gz"}}
+    return {path.name: path for path in (tree / out).iterdir() if path.suffix in {".whl", ".gz"}}
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("build") / "first"
+    copy_checkout(tree, modified=1.6e9)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def distributions(checkout: Path) -> dict[str, Path]:
     """Every wheel and source archive of the workspace, built without workspace sources."""
-    return build(tmp_path_factory.mktemp("build") / "first", modified=1.6e9)
+    return build(checkout)
 
 
 def by_package(files: Iterable[Path], suffix: str) -> dict[str, Path]:
@@ -124,13 +155,24 @@ def wheels(distributions: dict[str, Path]) -> dict[str, Path]:
     return by_package(distributions.values(), ".whl")
 
 
+def differing(some: dict[str, Path], others: dict[str, Path]) -> list[str]:
+    return [name for name in some if some[name].read_bytes() != others[name].read_bytes()]
+
+
 def test_builds_of_one_tree_are_the_same_bytes(distributions, tmp_path):
-    """Whenever its files were written, as in two checkouts of one commit."""
-    again = build(tmp_path / "second", modified=1.7e9)
+    """Whenever its files were written, as in two checkouts of one commit, and used before."""
+    copy_checkout(tmp_path / "second", modified=1.7e9)
+    leave_caches(tmp_path / "second")
+    again = build(tmp_path / "second")
     assert len(again) == 2 * len(PACKAGES)
     assert again.keys() == distributions.keys()
-    differing = [n for n in again if again[n].read_bytes() != distributions[n].read_bytes()]
-    assert differing == []
+    assert differing(again, distributions) == []
+
+
+def test_a_tree_and_its_source_archive_make_the_same_wheel(checkout, distributions):
+    direct = build(checkout, "--wheel", out="direct")
+    assert len(direct) == len(PACKAGES)
+    assert differing(direct, distributions) == []
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -171,6 +213,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(wheels, name):
     assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files)
     assert [file for file in files if "test" in file.split("/")[-1] or "/tests/" in file] == []
     assert [file for file in files if file.endswith((".pyc", ".so", ".log"))] == []
+    assert [file for file in files if "_cache/" in file or "/." in file] == []
 
 
 def sources_of(name: str) -> set[str]:
@@ -189,11 +232,41 @@ def test_a_wheel_holds_every_file_of_its_source(wheels, name):
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_metadata_is_complete(wheels, name):
     metadata = metadata_of(wheels[name])
+    assert metadata["Name"] == name
+    assert 20 < len(metadata["Summary"]) < 120
+    assert metadata["Author"]
+    assert len(metadata["Keywords"].split(",")) > 3
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
     assert metadata["Requires-Python"] == ">=3.12"
-    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    classifiers = set(metadata.get_all("Classifier"))
+    python = {f"Programming Language :: Python :: {version}" for version in ("3.12", "3.13")}
+    assert {"Typing :: Typed", "Development Status :: 3 - Alpha"} | python <= classifiers
+    assert not [line for line in classifiers if line.startswith("License ::")], "obsolete"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert len(metadata.get_payload()) > 500, "the README is the page of the wheel"
+
+
+COMMANDS = {
+    "piper-kernels": {},
+    "phyai-quant": {"phyai-quant": "phyai_quant.cli:main"},
+    "phyai-engine": {"phyai": "phyai.cli:main"},
+}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_installs_its_commands(wheels, name):
+    with zipfile.ZipFile(wheels[name]) as archive:
+        files = archive.namelist()
+        tables = ConfigParser()
+        for entry in files:
+            if entry.endswith(".dist-info/entry_points.txt"):
+                tables.read_string(archive.read(entry).decode())
+    assert set(tables.sections()) <= {"console_scripts"}
+    commands = dict(tables["console_scripts"]) if tables.sections() else {}
+    assert commands == COMMANDS[name]
+    for target in commands.values():
+        assert f"{target.partition(':')[0].replace('.', '/')}/__init__.py" in files
 
 
 def test_requirements_point_one_way(wheels):
