@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from _linear_providers import nvfp4_options
 from torch import Tensor, nn
 from torch.nn import functional
 
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
+from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
+from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,14 @@ def build(case: FeedForwardCase, device: torch.device) -> nn.Module:
     return model.to(torch.bfloat16).eval()
 
 
-def quantized(model: nn.Module, group: int) -> nn.Module:
-    """Return a copy of a network whose linears hold ConvRot INT8 weights."""
+def quantized(model: nn.Module, group: int, weights: str = "convrot_int8") -> nn.Module:
+    """Return a copy of a network whose linears hold quantized weights.
+
+    Args:
+        model: The network.
+        group: Rotation group of the ConvRot formats.
+        weights: ``"convrot_int8"``, or ``"nvfp4"`` or ``"convrot_nvfp4"`` with NVFP4 inputs.
+    """
     import copy
 
     result = copy.deepcopy(model)
@@ -136,6 +145,15 @@ def quantized(model: nn.Module, group: int) -> nn.Module:
         "Sequence[nn.Linear]", [part for part in result.modules() if isinstance(part, nn.Linear)]
     )
     for linear in linears:
-        weight = ConvRotInt8Tensor.from_hp(linear.weight.detach(), group_size=group)
+        weight = _packed(linear.weight.detach(), group, weights)
         linear.weight = nn.Parameter(weight, requires_grad=False)
     return result
+
+
+def _packed(dense: Tensor, group: int, weights: str) -> Tensor:
+    if weights == "convrot_int8":
+        return ConvRotInt8Tensor.from_hp(dense, group_size=group)
+    options = nvfp4_options(quantized_input=True)
+    if weights == "convrot_nvfp4":
+        return ConvRotNVFP4Tensor.from_hp(dense, group_size=group, **options)
+    return PiperNVFP4Tensor.from_hp(dense, **options)

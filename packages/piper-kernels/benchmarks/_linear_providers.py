@@ -184,7 +184,12 @@ def _torchao_refusal(case: LinearCase, _device: torch.device) -> str:
     return "torchao's linear has no input activation" if case.activation else ""
 
 
-def _nvfp4_options(*, quantized_input: bool) -> dict[str, Any]:
+def nvfp4_options(*, quantized_input: bool) -> dict[str, Any]:
+    """Return the options of an NVFP4 weight with two scale levels, swizzled as kernels read them.
+
+    Args:
+        quantized_input: Whether linears quantize their input, with a dynamic second level.
+    """
     options: dict[str, Any] = {"compute_per_tensor_scale": True, "is_swizzled_scales": True}
     if quantized_input:
         from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
@@ -204,7 +209,7 @@ def _nvfp4_refusal(case: LinearCase, _device: torch.device) -> str:
 
 def _nvfp4(rotated: bool, quantized_input: bool) -> Callable[..., Operator]:
     def build(case: LinearCase, weight: Tensor, bias: Tensor | None) -> Operator:
-        options = _nvfp4_options(quantized_input=quantized_input)
+        options = nvfp4_options(quantized_input=quantized_input)
         if rotated:
             quantized: PiperNVFP4Tensor = ConvRotNVFP4Tensor.from_hp(
                 weight, group_size=case.group, **options

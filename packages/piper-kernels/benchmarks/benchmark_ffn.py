@@ -1,27 +1,29 @@
-"""Measure feed-forward networks and a transformer block with ConvRot INT8 weights.
+"""Measure feed-forward networks and a transformer block with quantized weights.
 
     python benchmark_ffn.py [--quick] [--providers NAME ...] [--block] [--budget SECONDS]
         [--json FILE] [--commit HASH]
 
 Providers are the eager and the compiled network in bf16, the eager network with INT8 weights,
-its fused operator, and the network compiled with this package's options. Each row has the time,
-the bytes of the weights, the peak of memory that one call allocates above weights and input
-(its result included, the same for all providers), and the distance to the exact result. A full
-GPU run stores ``results/<device>/ffn.json`` (``block.json`` with ``--block``), written after
-every network, so a run that is stopped keeps what it measured. Without a GPU it is a dry run.
+its fused operator, networks compiled with this package's options, and networks of the linears
+of cuBLAS INT8, FP8, torchao and Humming. Each row has the time, the bytes of the weights, the
+peak of memory that one call allocates above weights and input (its result included, the same
+for all providers), and the distance to the exact result. Every network has an equal share of
+the budget; providers that it does not reach are left out, ours come first. A full GPU run
+stores ``results/<device>/ffn.json`` (``block.json`` with ``--block``), written after every
+network, so a run that is stopped keeps what it measured. Without a GPU it is a dry run.
 """
 
 import argparse
-import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from _ffn_models import BLOCKS, FULL, QUICK, QUICK_BLOCKS, FeedForwardCase, build, quantized
+from _ffn_models import BLOCKS, FULL, QUICK, QUICK_BLOCKS, FeedForwardCase, build
+from _ffn_providers import LABELS, Run, minimum_sqnr, refusal, runners, stored_bytes
 from _graph_timing import Variant, time_variants
 from _harness import WrongResultError, device, environment, kernel_names
 from _linear_tables import number
@@ -29,66 +31,9 @@ from _quality import quality
 from _report import result_path, say, table, write_json
 from torch import Tensor, nn
 
-from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
-
 SCHEMA = 1
-GROUP = 256
 INPUTS = 2
 EXACT_ROWS = 256
-# bf16 rounds after every linear; INT8 codes of rotated rows are 0.8 to 1 % off, twice in each. The
-# result of a block contains its input, which is as large as what the block adds.
-MINIMUM_SQNR = {"bf16": 44.0, "piper": 30.0, "piper block": 34.0}
-LABELS = {
-    "bf16": "bf16 eager",
-    "bf16_compiled": "bf16 compiled",
-    "piper_int8": "ConvRot INT8 eager",
-    "piper_int8_operator": "ConvRot INT8 fused operator",
-    "piper_int8_compiled": "ConvRot INT8 compiled with the options",
-}
-Run = Callable[[Tensor], Tensor]
-
-
-def compile_options(kind: str) -> Any:
-    """Return the Inductor options of a network: FFN fusion and shared preparations."""
-    name = f"convrot_int8_{'gelu' if kind == 'gelu' else 'swiglu'}_ffn"
-    module = importlib.import_module(f"piper_kernels.fusions.{name}")
-    return getattr(module, f"{name}_compile_options")()
-
-
-def fused_operator(case: FeedForwardCase, model: nn.Module) -> Run:
-    """Return the fused operator with the weights of a feed-forward network."""
-    compile_options(case.kind)  # imports what registers the operator
-    parts = ("up", "down") if case.kind == "gelu" else ("gate", "value", "down")
-    weights: list[Any] = []
-    for part in parts:
-        linear: Any = getattr(model, part)
-        weight = linear.weight
-        weights += [weight.qdata, weight.scale, linear.bias, weight.group_size]
-    operator = getattr(torch.ops.piper_kernels, f"convrot_int8_{case.kind}_ffn")
-    rows = int8_chunk_rows(len(parts) - 1, case.width, case.inner, case.width, 2)
-    return lambda x: operator(x, *weights, rows)
-
-
-def compiled(model: nn.Module, options: Any = None) -> Run:
-    """Return a network compiled as one graph."""
-    run: Any = torch.compile(model, fullgraph=True, options=options)
-    return run
-
-
-def runners(
-    case: FeedForwardCase, model: nn.Module, packed: nn.Module
-) -> dict[str, Callable[[], Run]]:
-    """Return what builds the function of each provider, of bf16 and of packed weights."""
-    found: dict[str, Callable[[], Run]] = {
-        "bf16": lambda: model,
-        "bf16_compiled": lambda: compiled(model),
-        "piper_int8": lambda: packed,
-        "piper_int8_operator": lambda: fused_operator(case, packed),
-        "piper_int8_compiled": lambda: compiled(packed, compile_options(case.kind)),
-    }
-    if case.kind == "block":
-        del found["piper_int8_operator"]
-    return found
 
 
 def peak_bytes(run: Run, x: Tensor) -> int | None:
@@ -104,17 +49,6 @@ def peak_bytes(run: Run, x: Tensor) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes of the parameters of a network, of packed ones those of their storage."""
-    total = 0
-    for parameter in model.parameters():
-        weight: Any = parameter
-        names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
-        parts = [getattr(weight, name) for name in names] or [weight]
-        total += sum(part.numel() * part.element_size() for part in parts)
-    return total
-
-
 def exact(case: FeedForwardCase, model: nn.Module, x: Tensor) -> Tensor:
     """Return the exact result of the first rows in FP32; of all rows where they mix."""
     import copy
@@ -123,8 +57,14 @@ def exact(case: FeedForwardCase, model: nn.Module, x: Tensor) -> Tensor:
     return copy.deepcopy(model).float()(rows.float())
 
 
-def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
-    """Check and time a case; one row for each provider, in the order of ``LABELS``."""
+def measure(case: FeedForwardCase, names: Sequence[str], until: float | None = None) -> list[dict]:
+    """Check and time a case; one row for each provider, in the order of ``LABELS``.
+
+    Args:
+        case: The network.
+        names: Providers that take part.
+        until: Reading of the clock after which no provider is started.
+    """
     model = build(case, device())
     generator = torch.Generator(device()).manual_seed(1)
     inputs = [
@@ -135,14 +75,19 @@ def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
     ]
     expected = exact(case, model, inputs[0])
     rows, variants = [], {}
-    packed = quantized(model, GROUP)
-    for name, make in runners(case, model, packed).items():
+    for name, make in runners(case, model).items():
         if name not in names:
             continue
         row: dict[str, Any] = {"case": case.name, "kind": case.kind, "rows": case.rows}
         row |= {"provider": name}
-        row["weight_bytes"] = weight_bytes(packed if name.startswith("piper") else model)
+        row["weight_bytes"] = stored_bytes(name, model)
         rows.append(row)
+        reason = refusal(name, case, model)
+        if until is not None and time.perf_counter() > until:
+            reason = "the budget was over"
+        if reason:
+            row["skipped"] = reason
+            continue
         try:
             began = time.perf_counter()
             run = make()
@@ -171,12 +116,6 @@ def measure(case: FeedForwardCase, names: Sequence[str]) -> list[dict]:
     return rows
 
 
-def minimum_sqnr(name: str, kind: str) -> float:
-    """Return the decibels below which the result of a provider is wrong."""
-    family = name.partition("_")[0]
-    return MINIMUM_SQNR[f"{family} block" if (family, kind) == ("piper", "block") else family]
-
-
 def _checked(name: str, kind: str, actual: Tensor, expected: Tensor) -> dict:
     found, least = quality(actual, expected), minimum_sqnr(name, kind)
     sqnr = found["sqnr_db"]
@@ -193,7 +132,8 @@ def ffn_table(rows: list[dict]) -> str:
     for row in rows:
         label = LABELS[row["provider"]]
         if "ms" not in row:
-            lines.append([label, row.get("error", "not measured"), *[None] * (len(header) - 2)])
+            reason = row.get("skipped") or row.get("error") or "not measured"
+            lines.append([label, reason, *[None] * (len(header) - 2)])
             continue
         sizes = [row.get("weight_bytes"), row["peak_bytes"]]
         lines.append(
@@ -211,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--block", action="store_true", help="the transformer block instead")
     parser.add_argument("--providers", nargs="+", choices=LABELS, default=list(LABELS))
-    parser.add_argument("--budget", type=float, default=50, help="seconds (default 50)")
+    parser.add_argument("--budget", type=float, default=90, help="seconds (default 90)")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)
@@ -223,11 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if path is None and not quick and len(options.providers) == len(LABELS):
         path = result_path(facts, "block" if options.block else "ffn")
     start, rows, late = time.perf_counter(), [], [case.name for case in cases]
-    for case in cases:
+    for index, case in enumerate(cases, start=1):
         if time.perf_counter() - start > options.budget:
             break
         with torch.no_grad():
-            found = measure(case, options.providers)
+            found = measure(case, options.providers, start + options.budget * index / len(cases))
         rows += found
         late.remove(case.name)
         torch.compiler.reset()

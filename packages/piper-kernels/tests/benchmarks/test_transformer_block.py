@@ -2,6 +2,7 @@
 
 import copy
 
+import _ffn_providers
 import benchmark_ffn
 import pytest
 import torch
@@ -49,7 +50,7 @@ def recorder():
 
 def compiled(model, record, **arguments):
     # Not every supported Inductor takes a tuple of passes.
-    options = install_passes(benchmark_ffn.compile_options("swiglu"), record)
+    options = install_passes(_ffn_providers.compile_options("swiglu"), record)
     return torch.compile(model, fullgraph=True, options=options, **arguments)
 
 
@@ -61,7 +62,7 @@ def test_the_graph_is_fused_and_its_result_is_that_of_eager(device, graph_captur
         packed = quantized(model, GROUP)
         record = recorder()
         if device == "cpu":  # the same passes, without a C++ compiler
-            capture = graph_capture.GraphCapture(benchmark_ffn.compile_options("swiglu"))
+            capture = graph_capture.GraphCapture(_ffn_providers.compile_options("swiglu"))
             capture.passes.append(lambda graph, is_inference: record(graph))
             run = torch.compile(packed, backend=capture, fullgraph=True, dynamic=True)
         else:
