@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig, RuntimeConfig
 from phyai.guidance import Guidance
 from phyai.models.pi05.main_pi05 import PI05Args
+from phyai.models.pi05.runtime import PI05Runtime
 from phyai.processing import Observation, ProcessingError
+from phyai.runtime import graphs
 from phyai_quant import QuantConfigError
 
 TINY = Path(__file__).parent / "fixtures" / "pi05_tiny"
@@ -141,6 +144,24 @@ def test_noise_and_seed_exclude_each_other(engine):
     noise = torch.zeros(1, *engine.infer(observe(engine), seed=0).normalized.shape)
     with pytest.raises(ValueError, match="either noise or a seed"):
         engine.infer(observe(engine), noise=noise, seed=1)
+
+
+def test_a_warm_engine_records_nothing_more_for_another_prompt(engine, monkeypatch):
+    engine.warm_up((1, 2))  # nothing to record without a runtime
+    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
+    monkeypatch.setattr(graphs, "_record", lambda function, *_: (function(), function))
+    runtime = PI05Runtime(engine.plugin.model)
+    monkeypatch.setattr(engine.plugin, "runtime", runtime)
+    engine.warm_up((1, 2))
+    recorded = runtime.graphs()
+    assert recorded > 2 * 3
+    for task in ("go", "pick up the cup and put it into the drawer behind the robot"):
+        observation = dataclasses.replace(observe(engine), task=task)
+        engine.infer(observation, seed=0)
+        engine.infer_batch([observation] * 2, seed=0)
+    assert runtime.graphs() == recorded
+    engine.infer(observe(engine, cameras=engine.describe()["cameras"][:1]), seed=0)
+    assert runtime.graphs() > recorded, "fewer cameras are recorded when they are seen"
 
 
 def test_an_empty_batch_is_refused(engine):

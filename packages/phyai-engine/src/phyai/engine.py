@@ -132,6 +132,19 @@ class Engine:
             self._freeze_once()
         return result
 
+    def warm_up(self, batches: Sequence[int] = (1,)) -> None:
+        """Records what a GPU runtime would record when it first sees a length of text.
+
+        Families without such a runtime, and other devices, have nothing to record.
+
+        Args:
+            batches: numbers of observations that will be answered at once.
+        """
+        record = getattr(self.plugin, "warm_up", None)
+        if record is not None:
+            with kernel_selector_scope(self.selector):
+                record(batches)
+
     def infer(
         self,
         observation: Observation,

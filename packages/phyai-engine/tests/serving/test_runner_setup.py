@@ -15,11 +15,14 @@ def load(monkeypatch):
 
     def run(device, variable=None):
         warmed = []
-        engine = SimpleNamespace(describe=lambda: {"device": device})
-        runner = SimpleNamespace(batches=True, warm_up=lambda sizes: warmed.extend(sizes) or 0.5)
-        monkeypatch.setattr(
-            runner_setup, "load_policy", lambda policy: SimpleNamespace(engine=engine)
+        runner = SimpleNamespace(
+            batches=True,
+            on_gpu=device.startswith("cuda"),
+            warm_up=lambda sizes: warmed.extend(sizes) or 0.5,
         )
+        recorded = []
+        policy = SimpleNamespace(engine=SimpleNamespace(warm_up=recorded.extend))
+        monkeypatch.setattr(runner_setup, "load_policy", lambda _: policy)
         monkeypatch.setattr(runner_setup, "Runner", lambda policy: runner)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if variable is not None:
@@ -27,6 +30,7 @@ def load(monkeypatch):
         torch.set_num_threads(3)
         config = SimpleNamespace(policy=None, server=SimpleNamespace(max_batch=12))
         assert runner_setup.load_runner(config) is runner
+        assert recorded == warmed
         return warmed, torch.get_num_threads()
 
     yield run
