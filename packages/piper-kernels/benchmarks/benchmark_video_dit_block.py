@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _ffn_providers import weight_bytes
 from _graph_timing import Variant, time_variants
 from _harness import WrongResultError, choose_cases, device, environment, relative_error
 from _kernel_times import kernel_times
 from _linear_tables import number
 from _report import REPOSITORY, result_path, say, table, write_json
 from _video_dit_exact import checked_rows, exact_change, video_tokens
-from benchmark_ffn import peak_bytes, weight_bytes
+from benchmark_ffn import peak_bytes
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
