@@ -1,4 +1,4 @@
-"""Every entry of the ledger of known failures names a test that exists and says why it fails."""
+"""Every entry of the ledger of known failures names a test, its cause and when it is to pass."""
 
 import tomllib
 from pathlib import Path
@@ -14,6 +14,12 @@ def test_the_entry_names_a_test_and_a_cause(entry):
     path, _, name = entry["test"].partition("::")
     assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
     assert len(entry["reason"]) > 20
+    assert len(entry["condition"]) > 20
+    assert set(entry) == {"test", "reason", "condition"}
+
+
+def test_entries_are_not_repeated():
+    assert len({entry["test"] for entry in ENTRIES}) == len(ENTRIES)
 
 
 def test_a_failure_is_expected_only_through_the_ledger():

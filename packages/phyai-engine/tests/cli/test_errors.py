@@ -1,6 +1,8 @@
 """Which exceptions are user errors, and the text printed for them."""
 
+import asyncio
 import importlib
+import socket
 import subprocess
 import sys
 
@@ -58,6 +60,21 @@ def test_file_errors_name_the_file(tmp_path):
         error_report(caught.value).message == f"{tmp_path / 'gone.yaml'}: no such file or directory"
     )
     assert error_report(OSError("disk on fire")).message == "disk on fire"
+
+
+def test_a_port_that_is_taken_is_named_with_the_next_step():
+    async def bind(port):
+        await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", port)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=str(port)) as caught:
+            asyncio.run(bind(port))
+    report = error_report(caught.value)
+    assert str(port) in report.message
+    assert "--port" in report.hint
 
 
 def test_faults_of_the_program_are_not_hidden():

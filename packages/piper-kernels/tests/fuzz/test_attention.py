@@ -15,7 +15,7 @@ VALUES = ("normal", "zeros", "tiny", "large", "constant", "outlier row", "outlie
 FAULTS = ("dtype", "rank", "head_dim", "keys", "stride", "gradient", "empty", "scale", "heads")
 
 
-def make_rows(draw, shape, dtype, kind):
+def make_rows(draw, shape, dtype, kind, largest=None):
     """Return values ``[batch, heads, rows, head_dim]`` of a kind."""
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(2**32)))
     if kind == "zeros":
@@ -23,7 +23,7 @@ def make_rows(draw, shape, dtype, kind):
     elif kind == "tiny":
         rows.mul_(1e-6)
     elif kind == "large":
-        rows.clamp_(-3, 3).mul_(2e4 if dtype == torch.float16 else 1e12)
+        rows.clamp_(-3, 3).mul_(largest or (2e4 if dtype == torch.float16 else 1e12))
     elif kind == "constant":
         rows.fill_(-0.7)
     elif kind == "outlier row":
@@ -64,8 +64,9 @@ def exact(query, key, value, scale, is_causal):
 def assert_attention(found, operands, scale, is_causal, kinds):
     """Check a result: finite, within the values of its head, and near FP64 where that is defined.
 
-    Eight-bit codes of huge logits choose among nearly equal keys as they round, so the distance to
-    FP64 is judged for logits of ordinary size.
+    A code of a probability is off by up to half of 1/255 of the largest one in a tile of 64 keys,
+    which adds up to an eighth of the largest value. Codes of huge logits choose among nearly equal
+    keys as they round, so the distance to FP64 is judged for logits of ordinary size.
     """
     query, key, value = operands
     groups = query.shape[1] // key.shape[1]
@@ -73,13 +74,13 @@ def assert_attention(found, operands, scale, is_causal, kinds):
     assert found.dtype == query.dtype
     assert found.isfinite().all()
     wide = value.double().repeat_interleave(groups, 1)
-    slack = 0.05 * wide.abs().amax(-2, keepdim=True) + 0.02 * wide.abs().amax() + 1e-6
+    slack = 0.15 * wide.abs().amax(-2, keepdim=True) + 0.02 * wide.abs().amax() + 1e-6
     assert (found.double() <= wide.amax(-2, keepdim=True) + slack).all()
     assert (found.double() >= wide.amin(-2, keepdim=True) - slack).all()
     if set(kinds[:2]) <= {"normal", "zeros", "tiny", "constant", "sparse"}:
         expected = exact(query, key, value, scale, is_causal)
         size = wide.abs().amax().clamp(min=1e-6)
-        assert (found.double() - expected).abs().max() <= 0.12 * size
+        assert (found.double() - expected).abs().max() <= 0.15 * size
 
 
 def dense_case(draw):
@@ -95,7 +96,9 @@ def dense_case(draw):
     kinds = [draw.choice(VALUES) for _ in range(3)]
     sizes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     shapes = [(batch, *size, width) for size in sizes]
-    operands = [make_rows(draw, shape, dtype, kind)
+    # Sage subtracts the logarithm of 448 from a maximum in FP32: exact to logits of 2**24.
+    largest = 20.0 if name == "sage" else None
+    operands = [make_rows(draw, shape, dtype, kind, largest)
                 for shape, kind in zip(shapes, kinds, strict=True)]  # fmt: skip
     scale = draw.choice([None, 0.05, 1.0])
     return name, operands, {"scale": scale, "is_causal": is_causal}, kinds

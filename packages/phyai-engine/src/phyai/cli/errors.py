@@ -1,5 +1,6 @@
 """What counts as a user error on the command line, and how it is printed."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,13 @@ USER_ERRORS: Final = (
     ("phyai_quant", "QuantConfigError"),
     ("torch", "OutOfMemoryError"),
 )
+
+
+_OS_HINTS: Final = {
+    errno.EADDRINUSE: "pass another --port, or stop what listens there",
+    errno.EACCES: "check who may read and write it",
+    errno.ENOSPC: "free some space, or name another place",
+}
 
 
 class CliError(Exception):
@@ -73,7 +81,7 @@ def error_report(error: Exception) -> ErrorReport | None:
     if isinstance(error, CliError):
         return ErrorReport(error.message, error.hint)
     if isinstance(error, OSError):
-        return ErrorReport(_os_error_text(error))
+        return ErrorReport(_os_error_text(error), _OS_HINTS.get(error.errno or 0, ""))
     if not isinstance(error, user_error_types()):
         return None
     # KeyError quotes its argument in str().
