@@ -67,26 +67,6 @@ def test_readmes_of_operators_have_the_same_sections_in_the_same_order(operator)
     assert len(re.findall(r"^# ", prose, flags=re.MULTILINE)) == 1
 
 
-def linking_pages():
-    for name in sorted(hooks.outside_pages()):
-        yield ROOT / name
-    yield ROOT / "README.md"
-    yield from sorted((ROOT / "docs").rglob("*.md"))
-
-
-@pytest.mark.parametrize("page", linking_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_links_to_exist(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    made = {f"reference/{name}.md" for name in hooks.SOURCES}
-    targets = {match["target"] for match in hooks.LINK.finditer(text)} - made
-    gone = [
-        target
-        for target in targets
-        if target and "://" not in target and not (page.parent / target).exists()
-    ]
-    assert gone == []
-
-
 def test_the_reference_lists_public_modules_only():
     modules = hooks.public_modules("piper_kernels")
     assert "piper_kernels.attention" in modules
