@@ -1,9 +1,12 @@
 """Helpers that tests of several folders share."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # machine_code
 
 
 def _load(folder, name):
@@ -24,3 +27,9 @@ def packed_data():
 def graph_capture():
     """Return the module ``_compile/graph_capture.py``: compilation up to the graph passes."""
     return _load("_compile", "graph_capture")
+
+
+@pytest.fixture
+def own_compiler_cache(tmp_path, monkeypatch):
+    """Make kernels compile, instead of being found where another test has left them."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

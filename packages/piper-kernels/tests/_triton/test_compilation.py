@@ -7,23 +7,12 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import machine_code
 
 from piper_kernels._triton import products
 from piper_kernels.weights.convrot.int8 import _product_kernels, _row_kernels
 from piper_kernels.weights.nvfp4 import _quantize_kernels, _update_kernels
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 NATIVE_FP4 = ("sm_100", "sm_120")
 POINTERS = {
     "amax_bits": "*i32",
@@ -57,31 +46,13 @@ def primitives():
     return module
 
 
-@pytest.fixture(params=TARGETS)
-def target(request, tmp_path, monkeypatch):
-    target = TARGETS[request.param]
-    backends = triton.backends.backends
-    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
-    if name not in backends:
-        pytest.skip(f"this Triton has no {name} backend")
-    if not backends[name].compiler.supports_target(target):
-        pytest.skip(f"this Triton's {name} backend does not support {target}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+@pytest.fixture(params=machine_code.SUPPORTED)
+def target(request, own_compiler_cache):
     return request.param
 
 
 def build(kernel, target, constants, options=None, **types):
-    """Compile with the argument types of the launchers; the rest are 32-bit sizes."""
-    signature = {
-        name: "constexpr" if name in constants else (POINTERS | types).get(name, "i32")
-        for name in kernel.arg_names
-    }
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants), target=TARGETS[target], options=options
-    )
-    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    return compiled
+    return machine_code.build(kernel, target, constants, POINTERS | types, options=options)
 
 
 def precision(target):

@@ -6,21 +6,10 @@ from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from machine_code import TARGETS, source_of
 
 from piper_kernels._triton.mixed_sign import mixed_sign_dots
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
 MULTIPLES_OF_16 = {
     "depth",
     "features",
@@ -68,16 +57,6 @@ class Usage:
         return f"{registers} ({self.spilled} spilled)" if self.spilled else registers
 
 
-def unsupported(target: str) -> str:
-    """Return why this Triton cannot compile for a target, ``""`` when it can."""
-    gpu = TARGETS[target]
-    name = {"cuda": "nvidia", "hip": "amd"}[gpu.backend]
-    backend = triton.backends.backends.get(name)
-    if backend is None:
-        return f"this Triton has no {name} backend"
-    return "" if backend.compiler.supports_target(gpu) else f"this Triton does not know {target}"
-
-
 def build(case, target: str):
     """Return a case, compiled with the argument types and alignment of its launcher."""
     with mixed_sign_dots():
@@ -116,13 +95,7 @@ def _source(case, target: str):
         for index, name in enumerate(kernel.arg_names)
         if signature[name].startswith("*") or (name in MULTIPLES_OF_16 and name not in constants)
     }
-    if case.gluon:
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        # Keyword arguments: their order differs between versions.
-        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        return GluonASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
-    return ASTSource(kernel, signature, constants, aligned)
+    return source_of(kernel, signature, constants, aligned, gluon=case.gluon)
 
 
 def _field(text: str, name: str) -> int | None:

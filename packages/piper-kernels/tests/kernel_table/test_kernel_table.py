@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 from kernel_case import ALL, CUDA
 from kernel_cases import CASES, package_kernels
-from kernel_compiler import TARGETS, Usage, compile_kernel, unsupported
+from kernel_compiler import Usage, compile_kernel
+from machine_code import TARGETS, unsupported
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "kernel-table.md"
 WRITE = bool(os.environ.get("PIPER_WRITE_KERNEL_TABLE"))

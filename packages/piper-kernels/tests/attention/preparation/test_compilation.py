@@ -4,9 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import machine_code
 
 from piper_kernels.attention._preparation._mean_kernels import finish_kernel, partial_kernel
 from piper_kernels.attention._preparation._quantize_kernels import quantize_kernel
@@ -14,15 +12,6 @@ from piper_kernels.attention._preparation._repack_kernels import repack_kernel
 from piper_kernels.attention._preparation._route_kernels import select_kernel, table_kernel
 from piper_kernels.attention._preparation._summary_kernels import summary_kernel
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 POINTERS = {
     **dict.fromkeys(("query", "key", "value", "source"), "*bf16"),
     **dict.fromkeys(("lengths", "value_words", "value_sum", "table"), "*i32"),
@@ -36,27 +25,13 @@ POINTERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 
 
 def build(kernel, target, constants, options=None, **types):
-    gpu = TARGETS[target]
-    name = {"cuda": "nvidia", "hip": "amd"}[gpu.backend]
-    if name not in triton.backends.backends:
-        pytest.skip(f"this Triton has no {name} backend")
-    if not triton.backends.backends[name].compiler.supports_target(gpu):
-        pytest.skip(f"this Triton's {name} backend does not support {gpu}")
-    known = POINTERS | types
-    signature = {}
-    for argument in kernel.arg_names:
-        size = "i64" if argument.endswith("_stride") else "i32"
-        signature[argument] = "constexpr" if argument in constants else known.get(argument, size)
-    compiled = triton.compile(ASTSource(kernel, signature, constants), target=gpu, options=options)
-    binary = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    return compiled
+    strides = {name: "i64" for name in kernel.arg_names if name.endswith("_stride")}
+    types = strides | POINTERS | types
+    return machine_code.build(kernel, target, constants, types, options=options)
 
 
 def quantize(target, values, pointer="*bf16", options=None):
@@ -78,7 +53,7 @@ def quantize(target, values, pointer="*bf16", options=None):
     return build(quantize_kernel, target, constants, options, **types)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", machine_code.SUPPORTED)
 def test_small_kernels(target):
     flags = {"D": 64, "MASKED": True, "VALUE_SCALES": True}
     build(partial_kernel, target, flags)

@@ -8,12 +8,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
+import machine_code
 import triton.language as tl
 from torch.nn import functional
 from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.linear.nvfp4 import _operand_kernels, _product_kernels
@@ -21,16 +19,6 @@ from piper_kernels.linear.nvfp4._plan import plan_product
 from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
 
 CHECKS = Path(__file__).with_name("kernel_checks.py")
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 POINTERS = {
     "amax_bits": "*i32",
     "bias": "*bf16",
@@ -60,36 +48,14 @@ def test_numerics_in_the_interpreter(run_kernel_checks):
     run_kernel_checks(CHECKS)
 
 
-@pytest.fixture(params=TARGETS)
-def target(request, tmp_path, monkeypatch):
-    target = TARGETS[request.param]
-    backends = triton.backends.backends
-    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
-    if name not in backends:
-        pytest.skip(f"this Triton has no {name} backend")
-    if not backends[name].compiler.supports_target(target):
-        pytest.skip(f"this Triton's {name} backend does not support {target}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+@pytest.fixture(params=machine_code.TARGETS)
+def target(request, own_compiler_cache):
     return request.param
 
 
 def build(kernel, target, constants, options=None, **types):
-    """Compile with the argument types of the launchers; the rest are 32-bit sizes."""
-    signature = {
-        name: "constexpr" if name in constants else (POINTERS | types).get(name, "i32")
-        for name in kernel.arg_names
-    }
-    aligned = {
-        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
-        for name in ALIGNED
-        if name in kernel.arg_names
-    }
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants, aligned), target=TARGETS[target], options=options
-    )
-    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    return compiled
+    types = POINTERS | types
+    return machine_code.build(kernel, target, constants, types, aligned=ALIGNED, options=options)
 
 
 def build_product(target, plan, dtype, **flags):
@@ -121,7 +87,7 @@ def build_product(target, plan, dtype, **flags):
 
 
 def plan_for(target, rows, operand_bytes):
-    backend = TARGETS[target].backend
+    backend = machine_code.TARGETS[target].backend
     accelerator = AcceleratorTarget(backend, target)
     return plan_product(accelerator, 132, rows, 8192, 8192, operand_bytes)
 

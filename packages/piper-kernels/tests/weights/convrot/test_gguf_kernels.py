@@ -8,9 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import machine_code
 
 from piper_kernels.gguf import GGUFQuantizationType
 from piper_kernels.weights.convrot.int8 import gguf_triton as int8
@@ -18,15 +16,6 @@ from piper_kernels.weights.convrot.nvfp4 import gguf_triton as nvfp4
 
 HERE = Path(__file__).parent
 SCRIPTS = [HERE / "int8" / "gguf_kernels.py", HERE / "nvfp4" / "gguf_nvfp4_kernels.py"]
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx1200": GPUTarget("hip", "gfx1200", 32),
-    "gfx1201": GPUTarget("hip", "gfx1201", 32),
-}
 POINTERS = {
     "data": "*u8",
     "out": "*fp32",
@@ -51,34 +40,15 @@ def test_numerics_on_the_gpu(script, run_kernel_checks):
     run_kernel_checks(script, "cuda")
 
 
-@pytest.fixture(params=TARGETS)
-def target(request, tmp_path, monkeypatch):
-    target = TARGETS[request.param]
-    backends = triton.backends.backends
-    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
-    if name not in backends:
-        pytest.skip(f"this Triton has no {name} backend")
-    if not backends[name].compiler.supports_target(target):
-        pytest.skip(f"this Triton's {name} backend does not support {target}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    return target
+@pytest.fixture(params=machine_code.SUPPORTED)
+def target(request, own_compiler_cache):
+    return request.param
 
 
 def build(kernel, target, constants, **types):
-    signature = {
-        name: "constexpr" if name in constants else (POINTERS | types).get(name, "i32")
-        for name in kernel.arg_names
-    }
-    # Device allocations are aligned, which lets the compiler vectorise.
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*")
-    }
-    compiled = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target)
-    binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    return compiled
+    types = POINTERS | types
+    aligned = machine_code.pointers(types)
+    return machine_code.build(kernel, target, constants, types, aligned=aligned)
 
 
 def test_every_type_compiles(target):
@@ -99,11 +69,11 @@ def test_int8_conversion_compiles(target):
 
 
 def test_nvfp4_conversion_compiles(target):
-    if target.backend != "cuda":
+    if not target.startswith("sm_"):
         pytest.skip("NVFP4 conversion is limited to CUDA")
     constants = {"TYPE": Q4_K, "GROUP": 256, "ROWS": 2, "COLS": 256}
     build(nvfp4.amax_kernel, target, constants)
-    for native in (False, target.arch >= 100):
+    for native in (False, target in ("sm_100", "sm_120")):
         flags = {
             "TWO_LEVEL": True,
             "COMPUTED": True,

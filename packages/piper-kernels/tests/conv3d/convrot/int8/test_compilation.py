@@ -1,24 +1,18 @@
 """The kernels of convolutions compile to machine code for their targets, without a GPU."""
 
 import re
-import subprocess
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import machine_code
 
 from piper_kernels._triton.targets import AcceleratorTarget
 from piper_kernels.conv3d.convrot.int8 import _plan
 from piper_kernels.conv3d.convrot.int8._kernels import convolution, preparation, statistics
 from piper_kernels.conv3d.convrot.int8._nvidia import hopper_plan
 
-CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
-TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
-TARGETS |= {name: GPUTarget("hip", name, 32) for name in ("gfx1200", "gfx1201")}
 SHARED_MEMORY = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 FLOATS = ("input_scale", "weight_scale", "mean", "deviation", "norm_weight", "norm_bias")
 TYPES = {
@@ -31,58 +25,39 @@ TYPES = {
 STRIDES = {"STRIDE_T": 1, "STRIDE_H": 2, "STRIDE_W": 2}
 
 
-def compile_for(name, source, options=None):
-    target = TARGETS[name]
-    vendor = {"cuda": "nvidia", "hip": "amd"}[target.backend]
-    backends = triton.backends.backends
-    if vendor not in backends or not backends[vendor].compiler.supports_target(target):
-        pytest.skip(f"this Triton does not compile for {name}")
-    compiled = triton.compile(source, target=target, options=options)
-    binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+
+
+def build(kernel, name, constants, options=None):
+    strides = [n for n in kernel.arg_names if n.endswith("_stride") and n != "bias_stride"]
+    types = TYPES | dict.fromkeys(strides, "i64")
+    aligned = machine_code.pointers(types)
+    compiled = machine_code.build(kernel, name, constants, types, aligned=aligned, options=options)
+    return check_shared(compiled, name)
+
+
+def check_shared(compiled, name):
     if name in SHARED_MEMORY:
         assert compiled.metadata.shared <= SHARED_MEMORY[name] * 1024
     return compiled
 
 
-def build(kernel, name, constants, options=None):
-    names = list(kernel.arg_names)
-    signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
-    signature |= {n: "i64" for n in names if n.endswith("_stride") and n != "bias_stride"}
-    pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
-    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
-    return compile_for(name, ASTSource(kernel, signature, constants, aligned), options)
-
-
-def spilled(compiled, folder):
-    path = folder / "kernel.cubin"
-    path.write_bytes(compiled.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", text)[1])
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", machine_code.SUPPORTED)
 def test_product(name, tmp_path):
     """The schedules of both widths over all targets, with and without bias and residual."""
     narrow = name in ("sm_80", "gfx1200")
-    target = AcceleratorTarget("cuda" if name in CUDA else "hip", name)
+    target = AcceleratorTarget("cuda" if name in SHARED_MEMORY else "hip", name)
     plan = _plan.select_plan(target, 64 if narrow else 128, 128)
     flags = {"HAS_BIAS": not narrow, "HAS_RESIDUAL": narrow, "WIDE": name == "sm_90"}
     tile = {"OUTPUTS": plan.outputs, "VOXELS": plan.voxels, "DEPTH": plan.depth, "CHANNELS": 128}
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     options["enable_fp_fusion"] = False
     compiled = build(convolution.conv3d_kernel, name, STRIDES | tile | flags, options)
-    if name in CUDA:
+    if name in SHARED_MEMORY:
         instruction = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma|mma.sync"}
         assert re.search(instruction.get(name, "mma.sync"), compiled.asm["ptx"])
         # Triton 3.6 keeps a few addresses of the epilogue on the stack.
-        assert name == "sm_90" or spilled(compiled, tmp_path) <= 512
+        assert name == "sm_90" or machine_code.stack_bytes(compiled, tmp_path) <= 512
     else:
         assert "wmma_i32_16x16" in compiled.asm["amdgcn"]
 
@@ -109,10 +84,7 @@ def test_statistics(name):
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 def test_hopper_preparation(last, tmp_path):
     hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper_preparation")
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     kernel = hopper.hopper_prepare_kernel
-    names = list(kernel.arg_names)
     plan = hopper.plan_voxels(256 if last else 64, 256)
     constants = {
         "CHANNELS": 256, "VOXELS": plan.voxels, "BLOCKS": plan.blocks,
@@ -121,17 +93,13 @@ def test_hopper_preparation(last, tmp_path):
         "SHARED": hopper.shared_layout(), "STORE": hopper.store_layout(plan),
         "channel_stride" if last else "column_stride": 1,
     }  # fmt: skip
-    signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
-    strides = [n for n in names if n.endswith("_stride") and n not in constants]
-    signature |= dict.fromkeys(strides, "i64")
+    strides = [name for name in kernel.arg_names if name.endswith("_stride")]
+    types = TYPES | dict.fromkeys(strides, "i64")
     aligned = ["source", "words", "height", "width", *strides]
-    source = GluonASTSource(
-        kernel,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    options = {"num_warps": plan.num_warps}
+    compiled = machine_code.build(
+        kernel, "sm_90", constants, types, aligned=aligned, options=options, gluon=True
     )
-    compiled = compile_for("sm_90", source, {"num_warps": plan.num_warps})
     ptx = compiled.asm["ptx"]
     # Fragments are loaded and stored as they are in memory; only a transposition is shared.
     assert re.search(r"ld\.global(\.\w+)*\.v4", ptx)
@@ -139,7 +107,7 @@ def test_hopper_preparation(last, tmp_path):
     assert "mma.sync.aligned.m16n8k16" in ptx
     assert "shfl" not in ptx
     assert compiled.metadata.shared == (0 if last else 3 * 64 * 64 * 2)
-    assert spilled(compiled, tmp_path) == 0
+    assert machine_code.stack_bytes(compiled, tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -149,12 +117,9 @@ def test_hopper_preparation(last, tmp_path):
 )
 def test_hopper_product(tile, sent, tmp_path):
     hopper = pytest.importorskip("piper_kernels.conv3d.convrot.int8._nvidia.hopper")
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     from piper_kernels.conv3d.convrot.int8._nvidia import hopper_kernel
 
     kernel = hopper_kernel.hopper_conv3d_kernel
-    names = list(kernel.arg_names)
     large = tile is hopper_plan.LARGE
     plan = hopper_plan.HopperPlan(
         tile.outputs, tile.voxels // 32, 32, 128 if large else 64, tile.stages, tile.num_warps,
@@ -175,17 +140,12 @@ def test_hopper_product(tile, sent, tmp_path):
     }
     block = hopper.out_block(plan)
     types["out_desc"] = f"tensordesc<fp16{block},{hopper.out_layout(plan)!r}>"
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     aligned = ("out", "residual", "bias", "weight_scale", "out_width", "out_height")
-    source = GluonASTSource(
-        kernel,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in constants},
-    )
     options = {"num_warps": plan.num_warps, "maxnreg": hopper.max_registers(plan)}
     options["enable_fp_fusion"] = False
-    compiled = compile_for("sm_90", source, options)
+    compiled = machine_code.build(
+        kernel, "sm_90", constants, types, aligned=aligned, options=options, gluon=True
+    )
     ptx = compiled.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n" in ptx
     assert "cp.async.bulk.tensor.5d" in ptx
@@ -193,5 +153,5 @@ def test_hopper_product(tile, sent, tmp_path):
         assert "cp.async.bulk.tensor.5d.global.shared" in ptx
         assert "stmatrix" in ptx
     assert "st.global.v4" in ptx or not large or sent
-    assert spilled(compiled, tmp_path) == 0
+    assert machine_code.stack_bytes(compiled, tmp_path) == 0
     assert plan.programs_per_sm * (compiled.metadata.shared + 1024) <= 228 * 1024

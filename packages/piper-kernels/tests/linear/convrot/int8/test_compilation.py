@@ -1,25 +1,17 @@
 """Every kernel and plan compiles to machine code for its targets, without a GPU."""
 
-import re
-import subprocess
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import machine_code
 
 from piper_kernels.linear.convrot.int8._amd import plan as amd
 from piper_kernels.linear.convrot.int8._kernels import matmul, mean, preparation, rows
 from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
 
-CUDA = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
-HIP = {"gfx942": 64, "gfx1200": 32, "gfx1201": 32}
-TARGETS = {name: GPUTarget("cuda", number, 32) for name, number in CUDA.items()}
-TARGETS |= {name: GPUTarget("hip", name, warp) for name, warp in HIP.items()}
 PLANS = {
     "sm_80": [nvidia.SM8X_SMALL, nvidia.SM8X_MEDIUM, nvidia.SM8X_LARGE, nvidia.SM8X_NARROW],
     "sm_89": [nvidia.SM8X_MEDIUM, nvidia.SM8X_SMALL, nvidia.SM8X_LARGE],
@@ -32,6 +24,10 @@ PLANS = {
 }
 SHARED_MEMORY = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 INT64 = {"x_row_stride", "out_row_stride", "row_stride"}
+ALIGNED = (
+    "x", "w", "second_w", "x_row_stride", "depth", "source", "row_stride", "features", "out",
+    "out_row_stride", "residual", "x_stride", "residual_stride", "head_stride",
+)  # fmt: skip
 POINTERS = {
     "x": "*i8", "w": "*i8", "second_w": "*i8", "qdata": "*i8", "x_scale": "*fp32",
     "w_scale": "*fp32", "second_w_scale": "*fp32", "scale": "*fp32", "static_scale": "*fp32",
@@ -40,37 +36,14 @@ POINTERS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=TARGETS)
-def target(request, tmp_path, monkeypatch):
-    target = TARGETS[request.param]
-    name = {"cuda": "nvidia", "hip": "amd"}[target.backend]
-    backends = triton.backends.backends
-    if name not in backends or not backends[name].compiler.supports_target(target):
-        pytest.skip(f"this Triton does not compile for {target}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+@pytest.fixture(params=machine_code.TARGETS)
+def target(request, own_compiler_cache):
     return request.param
 
 
 def build(kernel, target, constants, options=None, **types):
     types = POINTERS | dict.fromkeys(INT64, "i64") | types
-    names = list(kernel.arg_names)
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    divisible = {"x", "w", "second_w", "x_row_stride", "depth", "source", "row_stride", "features"}
-    divisible |= {"out", "out_row_stride", "residual", "x_stride", "residual_stride", "head_stride"}
-    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in names if n in divisible}
-    source = ASTSource(kernel, signature, constants, attrs=attributes)
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
-    binary = compiled.asm["cubin" if TARGETS[target].backend == "cuda" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    return compiled
-
-
-def stack_bytes(compiled, folder):
-    path = folder / "kernel.cubin"
-    path.write_bytes(compiled.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", text)[1])
+    return machine_code.build(kernel, target, constants, types, aligned=ALIGNED, options=options)
 
 
 def test_matmul(target, tmp_path):
@@ -93,7 +66,7 @@ def test_matmul(target, tmp_path):
         if target in SHARED_MEMORY:
             assert compiled.metadata.shared <= SHARED_MEMORY[target] * 1024
             if split == plan.split_k:
-                assert stack_bytes(compiled, tmp_path) == 0, f"{plan} spills registers"
+                assert machine_code.stack_bytes(compiled, tmp_path) == 0, f"{plan} spills registers"
             mma = {"sm_90": "wgmma" if plan.block_m >= 64 else "mma.sync"}.get(target)
             assert mma is None or mma in compiled.asm["ptx"]
 
@@ -122,7 +95,7 @@ def test_rows(target, tmp_path):
     for kernel, more in ((rows.norm_rows_kernel, norm), (rows.head_rows_kernel, {"WIDTH": 128})):
         compiled = build(kernel, target, constants | more, **types)
         if target == "sm_90":
-            assert stack_bytes(compiled, tmp_path) == 0
+            assert machine_code.stack_bytes(compiled, tmp_path) == 0
             assert "ld.global.v4" in compiled.asm["ptx"]
 
 
@@ -133,13 +106,10 @@ def test_mean(target):
 
 def test_hopper_matmul(tmp_path, monkeypatch):
     hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     from piper_kernels.linear.convrot.int8._nvidia import hopper_kernel, hopper_plan
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = hopper_kernel.hopper_matmul_kernel
-    names = list(kernel.arg_names)
     plans = [*hopper_plan.PLANS, replace(hopper_plan.THIN, split_k=4)]
     for index, plan in enumerate(plans):
         paired = index % 2 == 0
@@ -155,19 +125,14 @@ def test_hopper_matmul(tmp_path, monkeypatch):
         types = POINTERS | dict.fromkeys(INT64, "i64")
         types |= {n: f"tensordesc<i8{b},{hopper.operand_layout(*b)!r}>" for n, b in blocks.items()}
         types["out"] = "*i32" if plan.split_k > 1 else {2: "*bf16", 4: "*fp32"}[size]
-        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-        divisible = ("out", "columns", "out_row_stride")
-        source = GluonASTSource(
-            kernel,
-            signature,
-            {(names.index(name),): value for name, value in constants.items()},
-            {(names.index(n),): [["tt.divisibility", 16]] for n in divisible},
-        )
+        aligned = ("out", "columns", "out_row_stride")
         options = {
             "num_warps": plan.num_warps, "maxnreg": hopper.max_registers(plan),
             "enable_fp_fusion": False,
         }  # fmt: skip
-        compiled = triton.compile(source, target=TARGETS["sm_90"], options=options)
+        compiled = machine_code.build(
+            kernel, "sm_90", constants, types, aligned=aligned, options=options, gluon=True
+        )
         assert "wgmma.mma_async.sync.aligned.m64n" in compiled.asm["ptx"]
         # One kibibyte of a multiprocessor's shared memory is reserved for each program.
         assert plan.programs_per_sm * (compiled.metadata.shared + 1024) <= 228 * 1024
