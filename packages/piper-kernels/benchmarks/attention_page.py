@@ -27,6 +27,8 @@ def sections(folder: Path) -> dict[str, str]:
     if sparse := stored(folder, "sparse_attention"):
         found["sparse environment"] = environment_line(sparse)
         found["sparse"] = tables_by_case(sparse["rows"], attention_table)
+        if sparse.get("quality"):
+            found["sparse"] += f"\n\n### Quality\n\n{quality_table(sparse['quality'])}"
         targets += sparse["targets"]
     if targets:
         found["targets"] = targets_table(targets)

@@ -51,7 +51,11 @@ def test_dry_run_of_dense_attention(tmp_path, capsys):
 def test_dry_run_of_sparse_attention(tmp_path, capsys):
     path = tmp_path / "sparse.json"
     assert benchmark_sparse_attention.main(["--json", str(path)]) == 0
-    rows = json.loads(path.read_text())["rows"]
+    result = json.loads(path.read_text())
+    rows, measured = result["rows"], result["quality"]
+    assert {row["operands"] for row in measured} == set(KINDS)
+    assert {row["provider"] for row in measured} == {"sparse_minmax", "sparse_mean"}
+    assert all(row["relative_l2"] < 0.025 and row["worst_head_db"] > 30 for row in measured)
     ran = {row["provider"] for row in rows if "ms" in row}
     assert ran == {"sparse_minmax", "sparse_mean", "piper", "flash"}
     for row in rows:
@@ -160,7 +164,7 @@ def test_calls_are_made_before_they_are_measured(capsys):
     assert made == [False]
     assert "compiled" in capsys.readouterr().out
     assert len(list(benchmark_attention.calls_to_compile())) == 12
-    assert len(list(benchmark_sparse_attention.calls_to_compile())) == 4 * len(FULL_SPARSE)
+    assert len(list(benchmark_sparse_attention.calls_to_compile())) == 4 * len(FULL_SPARSE) + 2
 
 
 def test_every_target_is_measured():
