@@ -72,3 +72,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    print("checks passed")

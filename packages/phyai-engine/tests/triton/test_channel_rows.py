@@ -1,12 +1,8 @@
 """The kernels between convolutions: numerics in the interpreter or on a GPU, and machine code."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -15,6 +11,7 @@ from triton.compiler import ASTSource
 
 from phyai.triton import channel_rows
 
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("channel_row_checks.py")
@@ -30,26 +27,9 @@ SIZES = ("rows", "columns", "channels", "inputs", "positions")
 TYPES = {"gain": "*fp32", **dict.fromkeys(SIZES, "i32")}
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+@pytest.mark.parametrize("where", WHERE)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 
 from phyai.triton import persistent_entry, segments, skinny, small_gemm
 
-from .checks import WHERE, run_checks
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("decoder_checks.py")
@@ -70,5 +70,5 @@ def test_compiles(name, target):
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_numerics(where):
-    run_checks(CHECKS, where)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)

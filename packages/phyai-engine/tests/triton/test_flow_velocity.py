@@ -13,7 +13,7 @@ from phyai.dispatch import KernelQuery, Selector
 from phyai.dispatch.catalog import build_catalog
 from phyai.triton import flow_velocity
 
-from .checks import WHERE, run_checks
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("flow_velocity_checks.py")
@@ -34,8 +34,8 @@ def test_compiles(target):
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_numerics(where):
-    run_checks(CHECKS, where)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)
 
 
 def chosen(device="nvidia:sm90", dtype="bf16", weight="fp32", shared=True, **changes):

@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 from phyai.dispatch import explain
 from phyai.triton import narrow_attention
 
-from .checks import WHERE, run_checks
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("narrow_attention_checks.py")
@@ -35,8 +35,8 @@ def test_compiles(target):
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_numerics(where):
-    run_checks(CHECKS, where)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,16 @@
 """Sums of the parts of products: numbers in the interpreter, machine code for all targets."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from phyai.triton import part_sums
 
-TARGETS = [GPUTarget("cuda", number, 32) for number in (80, 89, 90, 100, 120)]
-TARGETS += [GPUTarget("hip", name, 32) for name in ("gfx1200", "gfx1201")]
+from .targets import TARGETS
+
 CHECK = """
 import torch
 from phyai.triton.part_sums import sum_parts
@@ -31,23 +26,17 @@ for parts, rows, columns in ((2, 1, 1), (3, 7, 13), (4, 5, 1031)):
         rounded = torch.full((rows, columns), torch.nan, dtype=torch.bfloat16)
         sum_parts(values, bias, rounded)
         assert ((rounded.float() - out).abs() <= 8e-3 * out.abs()).all()
-print("sums agree")
+print("checks passed")
 """
 
 
-def test_numbers_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "sums agree" in done.stdout
+def test_numbers_in_the_interpreter(run_kernel_checks, tmp_path):
+    script = tmp_path / "part_sum_checks.py"
+    script.write_text(CHECK)
+    run_kernel_checks(script)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.backend}-{target.arch}")
+@pytest.mark.parametrize("target", TARGETS)
 def test_compiles(target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = part_sums._sum_parts_kernel
@@ -57,4 +46,4 @@ def test_compiles(target, tmp_path, monkeypatch):
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
-    assert triton.compile(ASTSource(kernel, signature, constants), target=target).asm
+    assert triton.compile(ASTSource(kernel, signature, constants), target=TARGETS[target]).asm

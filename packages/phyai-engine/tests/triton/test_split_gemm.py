@@ -14,7 +14,7 @@ from phyai.dispatch import KernelQuery, Selector, policy_from_mapping
 from phyai.dispatch.catalog import build_catalog
 from phyai.triton import split_gemm
 
-from .checks import WHERE, run_checks
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("split_gemm_checks.py")
@@ -45,8 +45,8 @@ def test_compiles(target):
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_numerics(where):
-    run_checks(CHECKS, where)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)
 
 
 def test_a_policy_chooses_the_row_where_it_can_run(monkeypatch):

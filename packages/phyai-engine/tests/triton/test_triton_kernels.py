@@ -1,8 +1,5 @@
 """The engine's Triton kernels: numerics in the interpreter or on a GPU, machine code for all."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from phyai.triton import (
     rope,
 )
 
+from .checks import WHERE
 from .targets import TARGETS
 
 CHECKS = Path(__file__).with_name("kernel_checks.py")
@@ -99,25 +97,9 @@ POINTERS = {
 TYPES = {"modulate": {"scale": "*bf16"}, "channel": {"positions": "i32", "scale": "fp32"}}
 
 
-def run_checks(*arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "kernel checks passed" in result.stdout
-
-
-def test_numerics_in_the_interpreter():
-    run_checks(TRITON_INTERPRET="1")
-
-
-@pytest.mark.gpu
-def test_numerics_on_the_gpu():
-    run_checks("cuda")
+@pytest.mark.parametrize("where", WHERE)
+def test_numerics(where, run_kernel_checks):
+    run_kernel_checks(CHECKS, *where)
 
 
 @pytest.mark.parametrize("name", KERNELS)
