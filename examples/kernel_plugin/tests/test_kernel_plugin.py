@@ -1,8 +1,7 @@
-"""The example package, installed the way an installer leaves it: sources and metadata."""
+"""The row of the example package, and its errors."""
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,27 +22,9 @@ ROOT = Path(__file__).parents[1]
 ROW = "example.rmsnorm"
 
 
-def install(site, project, source):
-    """Writes the metadata of a package to a folder that is searched for packages."""
-    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    (info / "METADATA").write_text(head)
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    return [str(source), str(site)]
-
-
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for path in install(tmp_path / "site-packages", project, ROOT / "src"):
-        monkeypatch.syspath_prepend(path)
-    yield
-    for name in [name for name in sys.modules if name.startswith("phyai_kernels_example")]:
-        del sys.modules[name]
+def installed(install_package):
+    install_package(ROOT)
 
 
 def query(dtype="fp32", variant="gemma", **facts):
@@ -129,13 +110,12 @@ assert not {{"torch", "triton", "flashinfer"}} & set(sys.modules)
         ("json:loads", "TypeError"),
     ],
 )
-def test_a_broken_package_is_named(tmp_path, monkeypatch, value, message):
+def test_a_broken_package_is_named(tmp_path, install_package, value, message):
     project = {
         "name": "broken-kernels",
         "version": "3.1",
         "entry-points": {"phyai.kernels": {"broken": value}},
     }
-    for path in install(tmp_path / "site-packages", project, tmp_path):
-        monkeypatch.syspath_prepend(path)
+    install_package(project, tmp_path)
     with pytest.raises(RuntimeError, match=rf"broken-kernels 3\.1 .*'broken = {value}'.*{message}"):
         build_catalog()

@@ -1,8 +1,6 @@
-"""The example package, installed the way an installer leaves it: sources and metadata."""
+"""The model of the example package, by its name, in an engine and in a server."""
 
 import json
-import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +31,8 @@ quantization:
 
 
 @pytest.fixture(autouse=True)
-def _installed(tmp_path, monkeypatch):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = tmp_path / "site-packages" / "phyai_models_example-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
-    ((group, entries),) = project["entry-points"].items()
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(str(info.parent))
-    monkeypatch.syspath_prepend(str(ROOT / "src"))
-    yield
-    for name in [name for name in sys.modules if name.startswith("phyai_models_example")]:
-        del sys.modules[name]
+def _installed(install_package):
+    install_package(ROOT)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
-"""The example package, installed the way an installer leaves it: sources and metadata."""
+"""Checkpoints that the example package reads, and its errors."""
 
 import json
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,22 +20,8 @@ LEGS = (Leg("q_proj", 6, "q"), Leg("k_proj", 3, "k"), Leg("v_proj", 2, "v"))
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    site = tmp_path / "site-packages"
-    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    (info / "METADATA").write_text(metadata)
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(str(ROOT / "src"))
-    monkeypatch.syspath_prepend(str(site))
-    yield
-    for name in [name for name in sys.modules if name.startswith("phyai_quant_llm_int8")]:
-        del sys.modules[name]
+def installed(install_package):
+    install_package(ROOT)
 
 
 def write(directory, config=CONFIG, **changes):
