@@ -8,24 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from phyai.processing import Observation
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "packages" / "phyai-engine" / "tests" / "fixtures"
-
-
-@pytest.fixture
-def make_layer() -> Callable[..., nn.Module]:
-    """Returns an empty layer of a name."""
-
-    def make(prefix: str) -> nn.Module:
-        layer = nn.Module()
-        layer.prefix = prefix
-        return layer
-
-    return make
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def engine_row(kernel_id):
     return impl.prepare(Facts({"op": impl.op}), {})
 
 
-def engine_attention(kernel_id, query, key, value, causal=False):
+def engine_attention(kernel_id, query, key, value, causal=False, dtype=torch.float32):
     """A row of the engine on ``[1, heads, length, head_dim]``; it takes heads last but one."""
-    rows = [x.transpose(1, 2).float() for x in (query, key, value)]
+    rows = [x.transpose(1, 2).to(dtype) for x in (query, key, value)]
     scale = query.shape[-1] ** -0.5
     return engine_row(kernel_id)(*rows, scale=scale, causal=causal).transpose(1, 2)
 
@@ -148,6 +148,20 @@ def test_case_56_many_keys_are_as_accurate_as_few(device):
     assert errors[1] < 0.05
 
 
+@on_devices
+def test_case_56_sums_over_many_equal_keys_lose_nothing(device):
+    """A sum over 170,000 keys of equal weight keeps the keys that come last.
+
+    Handled in piper_kernels.attention.
+    """
+    query, key, value = operands(1, 1, 3, 170_000, device=device, dtype=torch.bfloat16)
+    key.zero_()
+    value.zero_()
+    value[:, :, -17_000:] = 1
+    found = piper_attention(query, key, value)
+    assert (found - 0.1).abs().max() < 0.01
+
+
 @both
 @on_devices
 def test_case_58_huge_logits_select_one_key(name, device):
@@ -162,6 +176,8 @@ def test_case_58_huge_logits_select_one_key(name, device):
     assert error(OPERATORS[name](query, key, value), expected) < 0.05
     for row in ROWS:
         assert error(engine_attention(row, query, key, value), expected) < 1e-5
+        half = engine_attention(row, query, key, value, dtype=torch.float16)
+        assert error(half, expected) < 1e-3
 
 
 def test_case_59_strided_codes_and_scales_are_read_where_they_lie():

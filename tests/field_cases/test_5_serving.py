@@ -146,9 +146,11 @@ def test_case_89_arrays_of_objects_are_refused(tmp_path):
     """
     data = pickle.dumps(Evil(tmp_path / "ran"))
     numpy_style = {"nd": True, "type": "|O", "kind": b"O", "shape": [1], "data": data}
+    harmless = numpy_style | {"type": "<f8", "data": bytes(8)}
     openpi_style = {b"__ndarray__": True, b"data": data, b"dtype": "|O", b"shape": [1]}
     for fields in (
         {key.encode(): value for key, value in numpy_style.items()},
+        {key.encode(): value for key, value in harmless.items()},
         openpi_style,
         {key.decode(): value for key, value in openpi_style.items()},
     ):

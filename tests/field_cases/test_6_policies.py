@@ -83,6 +83,9 @@ def test_case_100_odd_yaml_values_are_errors_with_file_and_line(refusal, key, va
     Handled in phyai.dispatch.policy_yaml.
     """
     assert refusal(f"# comment\n{key}: {value}\n")[0] == 2
+    # Where any text is allowed.
+    line, _ = refusal(f"rules:\n  - match:\n      role: {value}\n    prefer: torch.rmsnorm\n")
+    assert line == 3
 
 
 def test_case_101_ambiguous_rules_name_each_other(tmp_path, refusal, catalog):
