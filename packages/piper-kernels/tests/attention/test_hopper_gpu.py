@@ -83,13 +83,14 @@ def test_quality_of_long_sequences(name, head_dim):
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_very_long_sequences(is_causal):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_very_long_sequences(name, is_causal):
     operands = random_operands(1, 1, 1, 131073, 131073, 64, torch.bfloat16)
-    output = piper_attention(*on_device(operands), is_causal=is_causal)
+    output = OPERATORS[name](*on_device(operands), is_causal=is_causal)
     assert output.isfinite().all()
     query, key, value = operands
     exact = exact_attention(query[:, :, -2:], key, value)
-    assert sqnr(output[:, :, -2:].cpu(), exact) > 30
+    assert sqnr(output[:, :, -2:].cpu(), exact) > (30 if name == "piper" else 24)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 7, 8, 16])

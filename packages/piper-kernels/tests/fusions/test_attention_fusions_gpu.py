@@ -188,6 +188,34 @@ def test_windows_of_dense_attention(
         assert torch.equal(graph(), whole)
 
 
+@pytest.mark.parametrize("fmt", [*OPTIONS, "dense"])
+def test_fused_graphs_neither_synchronize_nor_resist_capture(projected_attention, fmt):
+    given = {"rows": 321, "features": 128, "outputs": 48}
+    if fmt == "dense":
+        model = projected_attention.Model(dense=True, **given).to("cuda")
+        options = convrot_int8_piper_compile_options(fuse_output=True)
+    else:
+        given |= {"coarse": True, "projected_gate": True}
+        model = projected_attention.Model(fmt=fmt, **given).to("cuda")
+        options = OPTIONS[fmt]()
+    graph = projected_attention.trace(model, options)
+    assert graph.targets[-1].endswith("attention_output")
+    eager = graph()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = graph()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, eager)
+    captured_graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured_graph):
+        captured = graph()
+    captured.fill_(torch.nan)
+    captured_graph.replay()
+    assert torch.equal(captured, eager)
+
+
 def test_inductor_runs_one_graph_for_changing_lengths(projected_attention, projected_exact):
     class Module(projected_attention.Module):
         def forward(self, x, cos, sin, gate):

@@ -72,6 +72,11 @@ def test_rectangular_and_strided(queries, keys, nan_filled_memory):
     assert sqnr(output, exact_attention(*strided)) > 26
 
 
+def test_many_keys():
+    operands = random_operands(1, 1, 1, 3, 131_073, 64)
+    assert sqnr(sage_attention_2pp(*operands), exact_attention(*operands)) > 26
+
+
 def test_a_key_offset_is_removed():
     query, key, value = random_operands(1, 1, 1, 17, 17, 64)
     shifted = (key.float() + 100).half()

@@ -57,6 +57,15 @@ def test_lengths(rows, head_dim):
 
 
 @WIDTHS
+def test_a_very_long_sequence(head_dim):
+    c = case(131_073, 2, 1, head_dim, keep=0.01, device="cuda", dtype=torch.bfloat16)
+    expected = c.existing(c.reference())
+    for found in (prepared_attention(c), call(c)):
+        assert found.isfinite().all()
+        assert relative(found, expected) < EXACT_ERROR
+
+
+@WIDTHS
 @pytest.mark.parametrize(
     "options",
     [

@@ -226,3 +226,25 @@ def test_valid_rows():
     assert ragged.sum(1).tolist() == [64, 6]
     lengths = torch.tensor([3, 64], dtype=torch.int32)
     assert valid_rows(128, lengths, torch.device("cpu")).sum(1).tolist() == [3, 64]
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(8193, 1), (32_769, 5)])
+def test_long_sequences_follow_their_routes(rows, kept):
+    """One percent of the blocks by the means in FP64, and the row behind them."""
+    blocks = rows // 64
+    operands = tensors(rows, heads=1, kv_heads=1)
+    attention = SparsePiperAttention([0.01], routing="mean")
+    found = attention(*operands, sparse_key_blocks=blocks)[0, :, 0]
+    query, key, value = (x[0, :, 0].double() for x in operands)
+    means = key[: 64 * blocks].unflatten(0, (blocks, 64)).mean(1)
+    suffix = torch.arange(64 * blocks, rows)
+    compared, exact = [], []
+    for block in (0, blocks // 2, blocks - 1, blocks):
+        here = slice(64 * block, min(64 * block + 64, rows))
+        best = (means @ query[here].mean(0)).topk(kept).indices.sort().values
+        index = torch.cat([(64 * best[:, None] + torch.arange(64)).flatten(), suffix])
+        scores = query[here] @ key[index].mT / 8
+        exact.append(scores.softmax(-1) @ value[index])
+        compared.append(found[here])
+    assert found.isfinite().all()
+    assert relative(torch.cat(compared), torch.cat(exact)) < QUANTIZATION_ERROR
