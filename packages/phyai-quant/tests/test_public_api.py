@@ -1,26 +1,6 @@
 import subprocess
 import sys
 
-import phyai_quant
-
-
-def test_public_names_are_frozen():
-    assert sorted(phyai_quant.__all__) == [
-        "Granularity",
-        "Matcher",
-        "QDType",
-        "QuantConfigError",
-        "QuantPlan",
-        "QuantScheme",
-        "Rule",
-        "TensorQuant",
-        "get_active_plan",
-        "load_quant_plan",
-        "materialize",
-        "use_quant_plan",
-    ]
-    assert all(hasattr(phyai_quant, name) for name in phyai_quant.__all__)
-
 
 def test_plans_are_read_without_torch():
     code = (

@@ -6,9 +6,11 @@ anew with ``PIPER_WRITE_SURFACE=1`` and say in the changelog what changed.
 
 import enum
 import importlib
+import importlib.util
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,19 +23,31 @@ TENSORS = ("ConvRotInt8Tensor", "PiperNVFP4Tensor", "ConvRotNVFP4Tensor")
 
 
 def public_modules():
-    """Packages without an underscore, and modules that the READMEs import by themselves."""
-    names = []
+    """Packages without an underscore, and modules that export names or that READMEs import."""
+    names, modules = [], []
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         if any(part.startswith("_") and part != "__init__" for part in parts):
             continue
         if parts[-1] == "__init__":
             names.append(".".join(parts[:-1]))
-    return [*names, "piper_kernels.weights.sharding"]
+        elif re.search(r"^__all__ =", path.read_text(encoding="utf-8"), re.MULTILINE):
+            modules.append(".".join(parts))
+    if importlib.util.find_spec("triton") is None:
+        modules = [name for name in modules if not name.endswith(".triton")]
+    return [*names, *modules, "piper_kernels.weights.sharding"]
+
+
+def read_stored():
+    stored = json.loads(STORED.read_text())
+    if importlib.util.find_spec("triton") is None:
+        stored = {name: found for name, found in stored.items() if not name.endswith(".triton")}
+    return stored
 
 
 def signature_of(value):
     """Parameters with their defaults; annotations are left to the type checker."""
+    value = getattr(value, "fn", value)  # a function that Triton compiles keeps the Python one
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
@@ -63,7 +77,7 @@ def describe(value):
             ]  # fmt: skip
             described["pickled as"] = f"{value.__module__}.{value.__qualname__}"
         return {"constructor": signature_of(value), **described}
-    return signature_of(value) if callable(value) else type(value).__name__
+    return signature_of(value) if callable(value) or hasattr(value, "fn") else type(value).__name__
 
 
 def surface():
@@ -92,8 +106,7 @@ def test_no_module_appears_or_disappears(current):
 
 
 def test_the_surface_is_the_stored_one(current):
-    stored = json.loads(STORED.read_text())
-    for module, names in stored.items():
+    for module, names in read_stored().items():
         assert current[module] == names, module
 
 
@@ -106,6 +119,13 @@ def test_the_documented_names_are_there(current):
     int8 = current["piper_kernels.weights.convrot.int8"]["ConvRotInt8Tensor"]
     assert int8["pickled as"] == "piper_kernels.weights.convrot.int8.tensor.ConvRotInt8Tensor"
     assert int8["addmm_"][-1] == "rounding_seed=None"
+
+
+def test_what_kernels_of_others_call_is_there(current):
+    pytest.importorskip("triton")
+    rounding = current["piper_kernels.stochastic_quantization.triton"]
+    assert rounding.keys() == {"random_uniform", "seed_argument", "stochastic_round_to_int"}
+    assert rounding["random_uniform"] == ["seed", "offsets"]
 
 
 def test_exports_are_sorted_and_complete():
