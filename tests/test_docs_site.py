@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SITE = YAML(typ="safe", pure=True).load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 OPERATORS = ROOT / "packages" / "piper-kernels" / "src" / "piper_kernels"
 # The sections of an operator's README, in this order; those that every one has.
 SECTIONS = ["Maths", "Numeric contract", "Storage", "Behaviour", "Operators"]
@@ -65,6 +66,14 @@ def test_readmes_of_operators_have_the_same_sections_in_the_same_order(operator)
     assert headings == [name for name in SECTIONS if name in headings]
     assert set(headings) >= REQUIRED
     assert len(re.findall(r"^# ", prose, flags=re.MULTILINE)) == 1
+
+
+def test_what_stands_within_a_list_is_indented_as_the_site_wants_it():
+    """Python-Markdown ends a list at a paragraph or block that is indented by less than four."""
+    for path in [*hooks.outside_pages(), "README.md", *(f"docs/{p.name}" for p in DOCS)]:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert re.search(r"\n\n {1,3}\S.*", prose) is None, path
 
 
 def test_the_reference_lists_public_modules_only():
