@@ -1,13 +1,7 @@
-"""Random tasks, states, pictures and configs: a batch of a known form, or a ProcessingError.
-
-``PHYAI_FUZZ_CASES`` is the number of cases of each test, ``PHYAI_FUZZ_SEED`` draws others, and
-``PHYAI_FUZZ_REPLAY`` runs one case alone, as the repro line of a failure says.
-"""
+"""Random tasks, states, pictures and configs: a batch of a known form, or a ProcessingError."""
 
 import copy
 import json
-import os
-import random
 
 import numpy as np
 import pytest
@@ -15,9 +9,6 @@ import torch
 
 from phyai.processing import Observation, PolicyProcessor, ProcessingError, load_stats
 
-CASES = int(os.environ.get("PHYAI_FUZZ_CASES", "100"))
-SEED = os.environ.get("PHYAI_FUZZ_SEED", "0")
-REPLAY = os.environ.get("PHYAI_FUZZ_REPLAY")
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb", "observation.images.base_0_rgb")
 WORDS = [
     "pick", "_up", "the\n", "<bos>", "<eos>", "  ", "State:", ";\nAction: ", "\u2028", "é", "ﬁ",
@@ -27,24 +18,6 @@ VALUES = [
     None, True, 0, -1, 2**70, 1.5, float("nan"), float("inf"), "", "QUANTILES", "MIN_MAX", "x", [],
     {}, [None], [[1.0]], {"a": 1}, "../x", [1.0, 2.0],
 ]  # fmt: skip
-
-
-def cases():
-    if REPLAY is not None:
-        return [REPLAY]
-    return [f"{SEED}:{number}" for number in range(CASES)]
-
-
-def run(name, check):
-    """Runs a check for every case; a failure carries the line that repeats it."""
-    outcomes = []
-    for case in cases():
-        try:
-            outcomes.append(check(random.Random(f"{name}:{case}")))
-        except Exception as error:
-            error.add_note(f"repro: PHYAI_FUZZ_REPLAY={case} pytest {__file__} -k {name}")
-            raise
-    return outcomes
 
 
 def make_task(draw):
@@ -113,7 +86,7 @@ def processors(lerobot, build):
     return [textual, PolicyProcessor.from_checkpoint(checkpoint.write(), shape)]
 
 
-def test_observations(processors):
+def test_observations(processors, fuzz):
     def check(draw):
         processor = draw.choice(processors)
         observations = [make_observation(draw) for _ in range(draw.randrange(1, 3))]
@@ -135,8 +108,7 @@ def test_observations(processors):
         assert np.isfinite(processor.postprocess(actions, observations)).all()
         return True
 
-    outcomes = run("observations", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.9
+    fuzz("observations", check, 100, (0.1, 0.9))
 
 
 def places(tree):
@@ -166,7 +138,7 @@ def mutate(tree, draw):
         )
 
 
-def test_configs(lerobot, build):
+def test_configs(lerobot, build, fuzz):
     checkpoint = lerobot()
     names = ["policy_preprocessor.json", "policy_postprocessor.json"]
     texts = {name: (checkpoint.folder / name).read_text() for name in names}
@@ -186,11 +158,10 @@ def test_configs(lerobot, build):
             (checkpoint.folder / name).write_text(texts[name])
         return True
 
-    outcomes = run("configs", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.9
+    fuzz("configs", check, 100, (0.1, 0.9))
 
 
-def test_statistics(tmp_path, build):
+def test_statistics(tmp_path, build, fuzz):
     path = tmp_path / "stats.json"
     good = {
         feature: {name: column.tolist() for name, column in stats.items()}
@@ -216,5 +187,4 @@ def test_statistics(tmp_path, build):
         assert message.startswith(str(path))
         return False
 
-    outcomes = run("statistics", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.9
+    fuzz("statistics", check, 100, (0.1, 0.9))

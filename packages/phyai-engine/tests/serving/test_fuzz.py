@@ -1,12 +1,6 @@
-"""Random pictures, options and requests: what the server reads, or an error about the request.
-
-``PHYAI_FUZZ_CASES`` is the number of cases of each test, ``PHYAI_FUZZ_SEED`` draws others, and
-``PHYAI_FUZZ_REPLAY`` runs one case alone, as the repro line of a failure says.
-"""
+"""Random pictures, options and requests: what the server reads, or an error about the request."""
 
 import io
-import os
-import random
 from dataclasses import fields
 
 import numpy as np
@@ -23,9 +17,6 @@ from phyai.serving.options import RequestOptions, parse_options
 
 from .conftest import FakeEngine
 
-CASES = int(os.environ.get("PHYAI_FUZZ_CASES", "300"))
-SEED = os.environ.get("PHYAI_FUZZ_SEED", "0")
-REPLAY = os.environ.get("PHYAI_FUZZ_REPLAY")
 VALUES = [
     None, True, False, 0, -1, 1, 7, 100, 101, 2**63, 1.5, float("nan"), float("inf"), 1e300, "",
     "linear", "exp", "x" * 300, b"", b"\xff\xd8\xff", [], [1, 2], [[0.5, 0.5]], {}, {"a": 1},
@@ -37,18 +28,6 @@ VALUES = [
 OPTIONS = [field.name for field in fields(RequestOptions)]
 RTC = ["executed", "delay", "horizon", "schedule", "max_guidance_weight", "prev"]
 RTC += ["inference_delay", "execution_horizon", "unknown"]
-
-
-def run(name, check):
-    """Runs a check for every case; a failure carries the line that repeats it."""
-    outcomes = []
-    for case in [REPLAY] if REPLAY is not None else [f"{SEED}:{n}" for n in range(CASES)]:
-        try:
-            outcomes.append(check(random.Random(f"{name}:{case}")))
-        except Exception as error:
-            error.add_note(f"repro: PHYAI_FUZZ_REPLAY={case} pytest {__file__} -k {name}")
-            raise
-    return outcomes
 
 
 def encoded(draw):
@@ -85,7 +64,7 @@ def damaged(draw, data):
     return data
 
 
-def test_pictures():
+def test_pictures(fuzz):
     def check(draw):
         data, side = encoded(draw)
         whole = draw.random() < 0.3
@@ -104,11 +83,10 @@ def test_pictures():
         assert not whole, message
         return False
 
-    outcomes = run("pictures", check)
-    assert REPLAY or 0.3 < np.mean(outcomes) < 0.95
+    fuzz("pictures", check, 300, (0.3, 0.95))
 
 
-def test_options():
+def test_options(fuzz):
     def check(draw):
         given = {draw.choice([*OPTIONS, "unknown"]): draw.choice(VALUES)
                  for _ in range(draw.randrange(3))}  # fmt: skip
@@ -127,8 +105,7 @@ def test_options():
         assert len(message) > 20
         return False
 
-    outcomes = run("options", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.9
+    fuzz("options", check, 300, (0.1, 0.9))
 
 
 @pytest.fixture(scope="module", params=ADAPTERS[1:])
@@ -136,7 +113,7 @@ def adapter(request):
     return built_in_adapter(request.param, FakeEngine().describe())
 
 
-def test_requests(adapter):
+def test_requests(adapter, fuzz):
     def check(draw):
         asked = adapter.example((8, 8), 8)
         for _ in range(draw.randrange(3)):
@@ -157,11 +134,10 @@ def test_requests(adapter):
         assert len(message) > 20
         return False
 
-    outcomes = run("requests", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.95
+    fuzz("requests", check, 300, (0.1, 0.95))
 
 
-def test_values_survive_the_wire():
+def test_values_survive_the_wire(fuzz):
     """What is written is read again, in every spelling, or is refused when it is written."""
 
     def value(draw, depth=0):
@@ -193,5 +169,4 @@ def test_values_survive_the_wire():
         assert "can not be written" in message
         return False
 
-    outcomes = run("wire", check)
-    assert REPLAY or 0.3 < np.mean(outcomes) < 0.99
+    fuzz("wire", check, 300, (0.3, 0.99))

@@ -1,12 +1,6 @@
-"""Random requests: a plan whose sizes fit together, or a ProcessingError that names a field.
-
-``PHYAI_FUZZ_CASES`` is the number of cases, ``PHYAI_FUZZ_SEED`` draws others, and
-``PHYAI_FUZZ_REPLAY`` runs one case alone, as the repro line of a failure says.
-"""
+"""Random requests: a plan whose sizes fit together, or a ProcessingError that names a field."""
 
 import math
-import os
-import random
 from dataclasses import fields, replace
 
 import numpy as np
@@ -35,9 +29,6 @@ from phyai.processing.errors import ProcessingError
 
 from .droid_requests import picture, setup, views
 
-CASES = int(os.environ.get("PHYAI_FUZZ_CASES", "150"))
-SEED = os.environ.get("PHYAI_FUZZ_SEED", "0")
-REPLAY = os.environ.get("PHYAI_FUZZ_REPLAY")
 VALUES = [
     None, True, 0, -1, 1, 3, 4, 5, 2**70, 1.5, 0.0, float("nan"), float("inf"), -1e39, "", "480",
     "256", "libero", "x", b"x", [], {}, [1.0], (1, 2), [float("nan")] * 7, [[1.0] * 8] * 2,
@@ -47,18 +38,6 @@ VALUES = [
 ]  # fmt: skip
 # What the type of the field says, and the constructors of these objects check.
 KEPT = ("sampling", "normalizer", "viewpoint", "seed", "noise", "return_latents", "prompt")
-
-
-def run(name, check):
-    """Runs a check for every case; a failure carries the line that repeats it."""
-    outcomes = []
-    for case in [REPLAY] if REPLAY is not None else [f"{SEED}:{n}" for n in range(CASES)]:
-        try:
-            outcomes.append(check(random.Random(f"{name}:{case}")))
-        except Exception as error:
-            error.add_note(f"repro: PHYAI_FUZZ_REPLAY={case} pytest {__file__} -k {name}")
-            raise
-    return outcomes
 
 
 def pixels(draw, *lead):
@@ -165,24 +144,22 @@ def outcome(make, *, may_fail=True):
     return False
 
 
-def test_embodiments():
+def test_embodiments(fuzz):
     def check(draw):
         request, name = spoiled(draw, embodiment_request(draw), 0.6)
         style = draw.choice(list(PromptStyle))
         return planned(plan_embodiment, request, name, style=style)
 
-    outcomes = run("embodiments", check)
-    assert REPLAY or 0.3 < np.mean(outcomes) < 0.95
+    fuzz("embodiments", check, 150, (0.3, 0.95))
 
 
-def test_generation():
+def test_generation(fuzz):
     def check(draw):
         request, name = spoiled(draw, generation_request(draw), 0.6)
         planner = plan_image if isinstance(request, TextToImageRequest) else plan_video
         return planned(planner, request, name)
 
-    outcomes = run("generation", check)
-    assert REPLAY or 0.3 < np.mean(outcomes) < 0.95
+    fuzz("generation", check, 150, (0.3, 0.95))
 
 
 def droid_request(draw, contract):
@@ -204,16 +181,15 @@ def contract(request):
     return PolicyContract(space=request.param)
 
 
-def test_policies(contract):
+def test_policies(contract, fuzz):
     def check(draw):
         request, name = spoiled(draw, droid_request(draw, contract), 0.8)
         return planned(plan_policy, request, name, contract=contract)
 
-    outcomes = run("policies", check)
-    assert REPLAY or 0.15 < np.mean(outcomes) < 0.95
+    fuzz("policies", check, 150, (0.15, 0.95))
 
 
-def test_observations(contract):
+def test_observations(contract, fuzz):
     """What a robot sends through the server, of any kind, is planned or refused."""
 
     def check(draw):
@@ -229,5 +205,4 @@ def test_observations(contract):
         observation = Observation(images, state, task)
         return outcome(lambda: plan_policy(policy_request(observation, contract), setup(contract)))
 
-    outcomes = run("observations", check)
-    assert REPLAY or 0.1 < np.mean(outcomes) < 0.9
+    fuzz("observations", check, 150, (0.1, 0.9))
