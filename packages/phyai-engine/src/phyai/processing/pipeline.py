@@ -16,7 +16,7 @@ from phyai.processing.errors import ProcessingError
 from phyai.processing.images import ABSENT_PIXEL, prepare_image
 from phyai.processing.inputs import ModelInputs, Observation, PolicyShape
 from phyai.processing.presets import Preset
-from phyai.processing.prompt import PromptForm, StateTextDims, build_prompt
+from phyai.processing.prompt import PromptForm, StateTextDims, build_prompt, check_task
 from phyai.processing.resolve import PI0, ProcessorSpec, resolve_processor
 from phyai.processing.robots import decode_actions, decode_state, encode_actions
 
@@ -120,11 +120,7 @@ class PolicyProcessor:
                 f"max_action_dim={expected[2]}] for {expected[0]} observations"
             )
         values = spec.action_norm.inverse(actions.detach().to("cpu", torch.float64).numpy())
-        if any(spec.delta_mask):
-            states = self._states(observations)
-            if states is None:
-                raise ProcessingError("actions are relative to the state, but there is none")
-            values = _add_state(values, states, spec.delta_mask)
+        values = self._shifted(values, observations, 1)
         robot_units = encode_actions(spec.preset.robot, values[..., : spec.action_dim])
         return np.ascontiguousarray(robot_units, dtype=np.float32)
 
@@ -148,11 +144,7 @@ class PolicyProcessor:
                 "in the robot's units"
             )
         values = decode_actions(spec.preset.robot, actions)
-        if any(spec.delta_mask):
-            states = self._states([observation])
-            if states is None:
-                raise ProcessingError("actions are relative to the state, but there is none")
-            values = _add_state(values[None], -states, spec.delta_mask)[0]
+        values = self._shifted(values[None], [observation], -1)[0]
         padded = np.zeros((len(actions), spec.shape.max_action_dim), np.float32)
         padded[:, : spec.action_dim] = spec.action_norm.restore(values)
         return padded
@@ -264,17 +256,7 @@ class PolicyProcessor:
     ) -> list[tuple[str, ...]]:
         spec = self.spec
         for index, task in enumerate(tasks):
-            if not isinstance(task, str):
-                raise ProcessingError(
-                    f"observation {index}: the task is {type(task).__name__}, expected a string"
-                )
-            # As a command line makes them of bytes that are no text.
-            surrogate = next((c for c in task if "\ud800" <= c <= "\udfff"), None)
-            if surrogate is not None:
-                raise ProcessingError(
-                    f"observation {index}: the task holds {surrogate!r}, which is no character; "
-                    "send text that can be written as UTF-8"
-                )
+            check_task(index, task)
         text_states = normalized if spec.prompt_form is PromptForm.TASK_STATE else None
         if text_states is not None and spec.preset.state_text_dims is StateTextDims.PADDED:
             text_states = self._pad_state(text_states)
@@ -284,19 +266,31 @@ class PolicyProcessor:
             for task, row in zip(tasks, rows, strict=True)
         ]
 
+    def _shifted(
+        self, actions: np.ndarray, observations: Sequence[Observation], sign: int
+    ) -> np.ndarray:
+        """Adds `sign` times the state to the columns of `[B, T, dims]` that are relative to it."""
+        mask = self.spec.delta_mask
+        if not any(mask):
+            return actions
+        states = self._states(observations)
+        if states is None:
+            raise ProcessingError("actions are relative to the state, but there is none")
+        return _add_state(actions, sign * states, mask)
+
     def _pad_state(self, states: np.ndarray) -> np.ndarray:
         missing = self.spec.shape.max_state_dim - states.shape[-1]
         return np.pad(states, ((0, 0), (0, missing)))
 
 
 def _add_state(actions: np.ndarray, states: np.ndarray, mask: tuple[bool, ...]) -> np.ndarray:
-    """Makes relative actions absolute: adds `states[B, dims]` to the masked columns."""
+    """Adds `states[B, dims]` to the masked columns of `actions[B, T, dims]`."""
     columns = np.flatnonzero(mask)
     if columns[-1] >= states.shape[-1]:
         raise ProcessingError(
             f"action column {columns[-1]} is relative to the state, which has only "
             f"{states.shape[-1]} columns"
         )
-    absolute = actions.copy()
-    absolute[..., columns] += states[:, None, columns].astype(actions.dtype)
-    return absolute
+    moved = actions.copy()
+    moved[..., columns] += states[:, None, columns].astype(actions.dtype)
+    return moved

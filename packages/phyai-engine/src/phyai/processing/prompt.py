@@ -27,6 +27,21 @@ class StateTextDims(StrEnum):
     """Zero-padded to the model's state width, as LeRobot up to 0.4.4 did."""
 
 
+def check_task(index: int, task: object) -> None:
+    """Raises ProcessingError unless the task of observation ``index`` is text."""
+    if not isinstance(task, str):
+        raise ProcessingError(
+            f"observation {index}: the task is {type(task).__name__}, expected a string"
+        )
+    # As a command line makes them of bytes that are no text.
+    surrogate = next((c for c in task if "\ud800" <= c <= "\udfff"), None)
+    if surrogate is not None:
+        raise ProcessingError(
+            f"observation {index}: the task holds {surrogate!r}, which is no character; "
+            "send text that can be written as UTF-8"
+        )
+
+
 def clean_task(task: str) -> str:
     """Strips the task and replaces underscores and newlines by spaces."""
     return task.strip().replace("_", " ").replace("\n", " ")
