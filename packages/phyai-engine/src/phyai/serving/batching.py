@@ -126,7 +126,7 @@ class Batcher:
         except asyncio.CancelledError:
             outcomes = [OverloadedError("the server stops")] * len(batch)
         except Exception as error:
-            outcomes = [EngineFailureError(str(error))] * len(batch)
+            outcomes = [EngineFailureError(f"{type(error).__name__}: {error}")] * len(batch)
         finally:
             self._free.release()
         for waiting, outcome in zip(batch, outcomes, strict=True):

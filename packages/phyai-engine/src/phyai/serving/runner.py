@@ -17,7 +17,6 @@ from phyai.serving.guiding import Guide
 from phyai.serving.jobs import Answer, EngineFailureError, Job, RequestError
 from phyai.serving.loading import Answering, LoadedPolicy
 
-_UNUSABLE = (RequestError, ProcessingError)
 Outcome = Answer | Exception
 
 
@@ -125,7 +124,7 @@ class Runner:
         for index, job in enumerate(jobs):
             try:
                 observations[index] = self.adapter.observation(job.request)
-            except _UNUSABLE as error:
+            except (RequestError, ProcessingError) as error:
                 outcomes[index] = error
             except Exception as error:
                 outcomes[index] = _failure(error)
@@ -156,7 +155,7 @@ class Runner:
                 index: self._answer(jobs[index], chunk, len(indices), prepared_ms)
                 for index, chunk in zip(indices, chunks, strict=True)
             }
-        except (*_UNUSABLE, ValueError) as error:
+        except ValueError as error:
             if len(indices) == 1:
                 return {indices[0]: error}
         except Exception as error:
@@ -179,7 +178,7 @@ class Runner:
             )
             answer = self._answer(job, chunk, 1, prepared_ms)
             return replace(answer, video=chunk.video) if isinstance(answer, Answer) else answer
-        except (*_UNUSABLE, ValueError) as error:
+        except ValueError as error:
             return error
         except Exception as error:
             return _failure(error)

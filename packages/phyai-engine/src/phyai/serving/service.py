@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from phyai.client.codec import Dialect, decode, packb
-from phyai.client.errors import CodecError
 from phyai.client.scan import Limits
-from phyai.processing import ProcessingError
 from phyai.serving.batching import Backend
 from phyai.serving.config import ServerConfig
 from phyai.serving.continuation import Chunk, Continuation
@@ -27,7 +25,6 @@ from phyai.serving.rtc import Sessions, blend
 _LARGE_FRAME = 4 * 2**20
 # Every model family takes a seed of 31 bits.
 _DRAWN_SEEDS = 2**31
-_BAD_REQUEST = (RequestError, CodecError, ProcessingError, ValueError)
 
 
 class RequestTimeoutError(RequestError):
@@ -167,8 +164,12 @@ def describe_failure(error: Exception) -> str:
 
 
 def is_bad_request(error: Exception) -> bool:
-    """Return whether an error is about the request, so that the connection may go on."""
-    return isinstance(error, _BAD_REQUEST)
+    """Return whether an error is about the request, so that the connection may go on.
+
+    Errors of requests, frames and processing are ValueErrors, and so are those that the engine
+    raises for its arguments.
+    """
+    return isinstance(error, ValueError)
 
 
 def _outcome(error: Exception) -> str:
