@@ -5,7 +5,7 @@
 
 Needs a CUDA device and compute-sanitizer, which CUDA toolkits contain. Every call runs in a process
 of its own, with allocations that the caching allocator does not merge, and sizes that end within a
-tile. The exit status is 1 when a tool finds an error or a call fails, 2 without the tool.
+tile. The exit status is 1 when a tool finds an error or a call fails, 2 without the tool or a call.
 """
 
 import argparse
@@ -119,10 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sanitizer is None:
         sys.stderr.write("compute-sanitizer was not found; pass --sanitizer or set CUDA_HOME\n")
         return 2
+    chosen = [name for name in calls() if any(text in name for text in options.calls or [""])]
+    if not chosen:
+        sys.stderr.write(f"no call contains {options.calls}; calls: {', '.join(calls())}\n")
+        return 2
     failed = False
-    for name in calls():
-        if options.calls and not any(text in name for text in options.calls):
-            continue
+    for name in chosen:
         for tool in options.tools:
             clean, text = sanitize(sanitizer, tool, name)
             failed = failed or not clean

@@ -53,6 +53,11 @@ def test_no_sanitizer_is_said(script, monkeypatch, capsys):
     assert "--sanitizer" in capsys.readouterr().err
 
 
+def test_a_text_that_no_call_contains_is_an_error(script, pretend, capsys):
+    assert script.main(["--sanitizer", pretend(0), "--calls", "D96"]) == 2
+    assert "no call contains ['D96']; calls: piper_attention D64 full" in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_calls_run(script):
