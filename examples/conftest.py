@@ -12,14 +12,14 @@ import pytest
 def install_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what installs a package the way an installer leaves it: sources and metadata.
 
-    ``install(root)`` takes the folder of a package; ``install(project, source)`` what stands under
+    ``install(root)`` takes the folder of a package; ``install(project, modules)`` what stands under
     ``[project]`` and the folder of the modules. Modules of the package are forgotten afterwards.
     """
     before = set(sys.modules)
 
-    def install(project: Any, source: Path | None = None) -> None:
-        if source is None:
-            source = project / "src"
+    def install(project: Any, modules: Path | None = None) -> None:
+        source = project / "src" if modules is None else modules
+        if modules is None:
             project = tomllib.loads((project / "pyproject.toml").read_text())["project"]
         site = tmp_path / "site-packages"
         name, version = project["name"], project["version"]
