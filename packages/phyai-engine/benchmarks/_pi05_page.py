@@ -17,8 +17,7 @@ that, not this page. Full-size π0.5 with random weights, ten Euler steps, {repl
 CUDA graph timed by events: medians in milliseconds. The floor is the work of a chunk over
 790 TFLOP/s and 4.3 TB/s, what an H200 reaches in bf16; for quantized policies it is that of bf16
 too. `request` is the median wall time from inputs on the host to actions on the host. A section
-has the name of a policy and shows that policy as it was at the commit below; the files may have
-changed since. A clock of 345 MHz is that of an idle device, not of the replays.
+has the name of a policy and shows that policy as it was at the commit below.
 
 {place}
 
@@ -124,8 +123,9 @@ def _lerobot(document: Mapping[str, Any]) -> Iterator[str]:
         if mode in found
     ]
     yield (
-        f"LeRobot {found['version']}, bf16, 3 views, 200 slots, inputs on the device. Over our "
-        "requests, which start from inputs on the host:\n"
+        f"LeRobot {found['version']}, bf16, 3 views, 200 slots, inputs on the device. `step` is "
+        "its denoise step compiled alone, other modes compile the whole chunk. Over our requests, "
+        "which start from inputs on the host:\n"
     )
     heads = (f"over `{name}` ({spent:.2f} ms)" for name, spent in ours.items())
     yield table(("mode", "p50 ms", "most ms", *heads), rows)

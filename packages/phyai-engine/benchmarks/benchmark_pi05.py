@@ -106,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         nargs="?",
         const="max-autotune",
         metavar="MODE",
-        help="also LeRobot's compiled policy, in its own mode unless another is named",
+        help="also LeRobot's compiled policy, in its own mode unless another is named; "
+        "step compiles its denoise step alone",
     )
     parser.add_argument("--commit", help="commit to record where git shows another or none")
     parser.add_argument("--output", type=Path)
