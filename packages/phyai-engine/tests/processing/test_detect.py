@@ -55,6 +55,15 @@ def test_folder_name(asset, tmp_path, build):
     assert "folder is named 'my_pi05_libero_torch'" in detected.reason
 
 
+@pytest.mark.parametrize("asset", [None, "droid", "arx"])
+def test_a_folder_can_be_named_after_pi0(asset, tmp_path, build):
+    folder = tmp_path / "pi0_droid"
+    folder.mkdir()
+    if asset:
+        build.write_json(folder / "assets" / asset / "norm_stats.json", {})
+    assert detect_preset(folder).preset.name == "openpi/pi0_droid"
+
+
 def test_folder_name_against_the_assets(tmp_path, build):
     folder = tmp_path / "pi05_libero"
     build.write_json(folder / "assets/droid/norm_stats.json", {})

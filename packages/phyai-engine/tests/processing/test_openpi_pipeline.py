@@ -1,34 +1,32 @@
 """Whole pipelines of openpi's presets."""
 
-import dataclasses
 import json
 import math
 
 import numpy as np
 import torch
 
-from phyai.processing import NormMode, Observation, PolicyProcessor, get_preset
+from phyai.processing import NormMode, Observation, PolicyProcessor
 
 from .observations import bins, frame, observe, quantile
 
 
-def test_pi0_by_a_derived_openpi_preset_cleans_the_task(openpi, build):
-    preset = dataclasses.replace(
-        get_preset("openpi/pi05_libero"),
-        name="pi0",
-        family="pi0",
-        state_mode=NormMode.MEAN_STD,
-        action_mode=NormMode.MEAN_STD,
-    )
+def test_pi0_reads_the_state_and_adds_it_to_its_actions(openpi, build):
     processor = PolicyProcessor.from_checkpoint(
-        openpi(8, 7, "assets/libero"), build.Shape(family="pi0"), preset=preset
+        openpi(8, 7, "assets/libero"), build.Shape(family="pi0"), preset="openpi/pi0_libero"
     )
     state = np.linspace(-1, 1, 8)
-    inputs = processor.preprocess([observe(state, " pick_up ", image=frame(0))])
+    observations = [observe(state, " pick_up ", image=frame(0))]
+    inputs = processor.preprocess(observations)
     assert inputs.prompts == ("pick up\n",)
     stats = build.state_stats(8)
     expected = (state - stats["mean"]) / (stats["std"] + 1e-6)
     assert np.allclose(inputs.state[0, :8], expected, atol=1e-6)
+    actions = torch.rand(1, 10, 32)
+    stats = build.action_stats(7)
+    robot = actions[..., :7].double().numpy() * (stats["std"] + 1e-6) + stats["mean"]
+    robot[..., :6] += state[:6]
+    assert np.allclose(processor.postprocess(actions, observations), robot, atol=1e-6)
 
 
 def test_libero(openpi, build):

@@ -19,6 +19,9 @@ def test_names():
         "openpi/pi05_libero",
         "openpi/pi05_droid",
         "openpi/pi05_aloha",
+        "openpi/pi0_libero",
+        "openpi/pi0_droid",
+        "openpi/pi0_aloha",
         "raw",
     ]
     assert all(get_preset(name).name == name for name in PRESETS)
@@ -30,6 +33,9 @@ def test_names():
         ("openpi/pi05_libero", PromptForm.TASK_NEWLINE, 8, 7, ()),
         ("openpi/pi05_droid", PromptForm.TASK_STATE, 8, 8, ()),
         ("openpi/pi05_aloha", PromptForm.TASK_STATE, 14, 14, ((True,) * 6 + (False,)) * 2),
+        ("openpi/pi0_libero", PromptForm.TASK_NEWLINE, 8, 7, (True,) * 6 + (False,)),
+        ("openpi/pi0_droid", PromptForm.TASK_NEWLINE, 8, 8, ()),
+        ("openpi/pi0_aloha", PromptForm.TASK_NEWLINE, 14, 14, ((True,) * 6 + (False,)) * 2),
     ],
 )
 def test_openpi(name, form, state_dim, action_dim, delta):
@@ -41,7 +47,10 @@ def test_openpi(name, form, state_dim, action_dim, delta):
     )
     assert preset.delta_mask == delta
     assert (preset.system, preset.eps) == (NormSystem.OPENPI, 1e-6)
-    assert preset.state_mode is preset.action_mode is NormMode.QUANTILES
+    pi0 = name.startswith("openpi/pi0_")
+    assert preset.family == ("pi0" if pi0 else "pi05")
+    mode = NormMode.MEAN_STD if pi0 else NormMode.QUANTILES
+    assert preset.state_mode is preset.action_mode is mode
     assert (preset.resize, preset.pad_value) == (ResizeFilter.PIL, -1.0)
     assert preset.cameras == CAMERAS
     assert set(preset.camera_aliases.values()) <= set(CAMERAS)

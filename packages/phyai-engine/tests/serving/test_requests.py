@@ -95,8 +95,9 @@ def test_prompts_of_every_kind(serve_fake):
             client.infer(request(prompt=b"\xff"))
 
 
-def test_adapter_of_the_preset_is_taken(serve_fake):
-    engine = FakeEngine("openpi/pi05_libero", state_dim=8)
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_adapter_of_the_preset_is_taken(serve_fake, family):
+    engine = FakeEngine(f"openpi/{family}_libero", state_dim=8)
     with serve_fake(engine) as server, PolicyClient(port=server.port) as client:
         assert client.metadata["adapter"] == "libero"
         assert client.metadata["control_hz"] == 20.0
@@ -104,3 +105,11 @@ def test_adapter_of_the_preset_is_taken(serve_fake):
         keys = {"observation/image": picture, "observation/wrist_image": picture}
         client.infer({**keys, "observation/state": np.zeros(8), "prompt": "go"})
         assert set(server.engine.observations[-1].images) == {"front", "hand"}
+
+
+def test_a_preset_of_no_known_robot_has_the_generic_adapter(serve_fake):
+    with (
+        serve_fake(FakeEngine("openpi/pi05_arm")) as server,
+        PolicyClient(port=server.port) as client,
+    ):
+        assert client.metadata["adapter"] == "generic"

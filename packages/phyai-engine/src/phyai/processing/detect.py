@@ -68,11 +68,12 @@ def _from_openpi(checkpoint_dir: Path, horizon: int | None) -> DetectedPreset:
         preset.name: asset_id
         for preset in PRESETS.values()
         for asset_id in preset.asset_ids
-        if asset_id in assets
+        # The files name the robot and not the family: π0 must be named.
+        if asset_id in assets and preset.family != "pi0"
     }
     folder = checkpoint_dir.resolve().name
     named = [name for name in PRESETS if name.startswith("openpi/") and name[7:] in folder]
-    if len(named) == 1 and (not fits or named[0] in fits):
+    if len(named) == 1 and (not fits or set(get_preset(named[0]).asset_ids) & set(fits.values())):
         return DetectedPreset(get_preset(named[0]), f"the folder is named {folder!r}")
     if len(fits) == 1:
         name, asset_id = next(iter(fits.items()))

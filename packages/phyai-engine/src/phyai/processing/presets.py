@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from phyai.processing.errors import ProcessingError
 from phyai.processing.images import ABSENT_PIXEL, ResizeFilter
@@ -143,6 +144,24 @@ _ALOHA = _openpi(
     delta_mask=make_mask(6, -1, 6, -1),
     robot=RobotTransform.ALOHA,
 )
+
+
+def _for_pi0(preset: Preset, name: str, **changes: Any) -> Preset:
+    """Return a robot's preset for π0: mean and deviation, and a prompt without the state."""
+    return replace(
+        preset,
+        name=name,
+        family="pi0",
+        prompt_form=PromptForm.TASK_NEWLINE,
+        state_mode=NormMode.MEAN_STD,
+        action_mode=NormMode.MEAN_STD,
+        **changes,
+    )
+
+
+_PI0_LIBERO = _for_pi0(_LIBERO, "openpi/pi0_libero", delta_mask=make_mask(6, -1))
+_PI0_DROID = _for_pi0(_DROID, "openpi/pi0_droid")
+_PI0_ALOHA = _for_pi0(_ALOHA, "openpi/pi0_aloha")
 _LEROBOT = Preset("lerobot", system=NormSystem.LEROBOT)
 _LEROBOT_OLD = Preset(
     "lerobot-0.4",
@@ -153,7 +172,15 @@ _LEROBOT_OLD = Preset(
 _RAW = Preset("raw", delta_mask=(), state_mode=NormMode.IDENTITY, action_mode=NormMode.IDENTITY)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {p.name: p for p in (_LEROBOT, _LEROBOT_OLD, _LIBERO, _DROID, _ALOHA, _RAW)}
+    {
+        preset.name: preset
+        for preset in (
+            *(_LEROBOT, _LEROBOT_OLD),
+            *(_LIBERO, _DROID, _ALOHA),
+            *(_PI0_LIBERO, _PI0_DROID, _PI0_ALOHA),
+            _RAW,
+        )
+    }
 )
 
 

@@ -92,7 +92,8 @@ def resolve_processor(
     if base.family not in (None, shape.family):
         raise ProcessingError(
             f"preset {base.name!r} is for {base.family} but the checkpoint is {shape.family}; "
-            "choose another preset or derive one with dataclasses.replace"
+            f"choose another preset, such as those named openpi/{shape.family}_..., or derive one "
+            "with dataclasses.replace"
         )
     files = _lerobot_files(checkpoint_dir, base)
     action_dim = base.action_dim or shape.action_dim

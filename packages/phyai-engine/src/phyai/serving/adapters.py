@@ -211,8 +211,9 @@ def built_in_adapter(
     if description.get("family") == "cosmos3":
         return _cosmos3(name, description, default_prompt)
     if name == "auto":
-        presets = {preset: robot for robot, (preset, _) in _BUILT_IN.items()}
-        name = presets.get(processing["preset"], "generic")
+        # openpi's presets are named openpi/FAMILY_ROBOT.
+        family, _, robot = processing["preset"].partition("_")
+        name = robot if family.startswith("openpi/") and robot in _BUILT_IN else "generic"
     cameras = tuple(processing["cameras"])
     if name == "generic":
         return Adapter(
