@@ -1,8 +1,10 @@
 """A small catalog with one operation, so that tests state exactly the rows they need."""
 
+import textwrap
+
 import pytest
 
-from phyai.dispatch import bootstrap
+from phyai.dispatch import bootstrap, load_policy
 from phyai.dispatch.call import reset_verify_frozen
 from phyai.dispatch.catalog import Catalog, build_catalog
 from phyai.dispatch.conditions import eq, is_set
@@ -14,6 +16,18 @@ from phyai.dispatch.predicate import all_of
 @pytest.fixture(scope="session")
 def catalog():
     return build_catalog()
+
+
+@pytest.fixture
+def load(tmp_path, catalog):
+    """Returns what loads the text of a policy from ``policy.yaml``."""
+
+    def write(text):
+        path = tmp_path / "policy.yaml"
+        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
+        return load_policy(path, catalog=catalog)
+
+    return write
 
 
 @pytest.fixture(autouse=True)

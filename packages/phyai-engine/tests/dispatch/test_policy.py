@@ -1,7 +1,6 @@
 """The policy file: grammar, every error with its line, conflicts, fingerprint."""
 
 import datetime
-import textwrap
 
 import pytest
 
@@ -10,16 +9,6 @@ from phyai.dispatch.facts import Facts
 from phyai.dispatch.types import Fallback, Profile
 
 RULE = {"prefer": "torch.rmsnorm"}
-
-
-@pytest.fixture
-def load(tmp_path, catalog):
-    def write(text):
-        path = tmp_path / "policy.yaml"
-        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
-        return load_policy(path, catalog=catalog)
-
-    return write
 
 
 def parse(data, catalog):

@@ -1,21 +1,9 @@
 """Rules of one priority: refused at load when a call is known that both match."""
 
-import textwrap
-
 import pytest
 
-from phyai.dispatch import PolicyError, load_policy, policy_from_mapping
+from phyai.dispatch import PolicyError, policy_from_mapping
 from phyai.dispatch.facts import Facts
-
-
-@pytest.fixture
-def load(tmp_path, catalog):
-    def write(text):
-        path = tmp_path / "policy.yaml"
-        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
-        return load_policy(path, catalog=catalog)
-
-    return write
 
 
 def parse(data, catalog):

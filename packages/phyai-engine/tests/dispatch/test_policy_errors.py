@@ -1,20 +1,8 @@
 """Errors of the policy file: each names file, line and what may stand there."""
 
-import textwrap
-
 import pytest
 
-from phyai.dispatch import PolicyError, load_policy
-
-
-@pytest.fixture
-def load(tmp_path, catalog):
-    def write(text):
-        path = tmp_path / "policy.yaml"
-        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
-        return load_policy(path, catalog=catalog)
-
-    return write
+from phyai.dispatch import PolicyError
 
 
 @pytest.mark.parametrize(
