@@ -40,11 +40,12 @@ PUBLISHED = (
 
 
 def pi05_stages(document: dict[str, Any]) -> Figure:
-    """Return medians of the stages above their floors, and published latencies below."""
+    """Return medians of one request's stages above their floors, and published latencies below."""
     bars = [
         (name, result)
         for name, found in document["policies"].items()
         for result in found.get("results", [])
+        if result["setting"]["batch"] == 1
     ]
     with mpl.rc_context(STYLE):
         figure = styled(9.5, 1.9 + 0.47 * (len(bars) + len(PUBLISHED)))

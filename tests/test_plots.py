@@ -146,8 +146,9 @@ def test_bars_are_the_medians_and_the_floors(plots):
     for policy in result["policies"].values():
         for found in policy["results"]:
             for stage in ("vision", "prefix", "denoise"):
-                assert found["ms"][stage]["p50"] in widths
-                assert found["floor_ms"][stage] in widths
+                one = found["setting"]["batch"] == 1
+                assert (found["ms"][stage]["p50"] in widths) is one
+                assert found["floor_ms"][stage] in widths or not one
     labels = [label.get_text() for label in axes.get_yticklabels()]
     for source in ("PhyAI blog", "SGLang", "Realtime-VLA", "OpenPI"):
         assert any(source in label for label in labels)
