@@ -72,9 +72,7 @@ class ConvRotInt8Spec(QuantizedInput):
 
         check_params_dtype(layer, request.params_dtype)
         parts = ("weight",) if self.online else ("weight", "weight_scale")
-        loading.attach_state(
-            layer, request, (*parts, "input_scale") if self.static_input else parts
-        )
+        loading.attach_state(layer, request, (*parts, *self.static_names))
         _rotation.check_rotation(layer, self.rotation_group)
         rows, columns = request.weight_shape
         weight = ConvRotInt8Tensor.from_quantized(

@@ -54,7 +54,7 @@ class Fp8Spec(QuantizedInput):
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: the weight, both names of its scale, a static scale."""
         names = ("weight", *fp8_scales.WEIGHT_SCALE_NAMES)
-        return (*names, "input_scale") if self.static_input else names
+        return (*names, *self.static_names)
 
     def allocate(self, layer: nn.Module, request: base.AllocationRequest) -> None:
         """Registers ``weight``, ``weight_scale`` and, for a static input, ``input_scale``.
@@ -62,8 +62,7 @@ class Fp8Spec(QuantizedInput):
         Raises:
             QuantConfigError: A leg or a slice begins or ends inside a scale block.
         """
-        parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
-        loading.attach_state(layer, request, parts)
+        loading.attach_state(layer, request, ("weight", "weight_scale", *self.static_names))
         scale_shape = fp8_scales.allocated_shape(layer, self.weight)
         weight = torch.zeros(request.weight_shape, dtype=self.weight_dtype, device=request.device)
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))

@@ -50,7 +50,7 @@ class Mxfp4Spec(QuantizedInput):
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: both names of the codes, their scale, a static scale."""
         names = (*_fp4.CODE_NAMES, "weight_scale")
-        return (*names, "input_scale") if self.static_input else names
+        return (*names, *self.static_names)
 
     def allocate(self, layer: nn.Module, request: base.AllocationRequest) -> None:
         """Registers codes and scales.
@@ -58,8 +58,7 @@ class Mxfp4Spec(QuantizedInput):
         Raises:
             QuantConfigError: K is no multiple of 32, or a slice cuts a block of 32.
         """
-        parts = ("weight", "weight_scale", "input_scale")[: 3 if self.static_input else 2]
-        loading.attach_state(layer, request, parts)
+        loading.attach_state(layer, request, ("weight", "weight_scale", *self.static_names))
         _fp4.allocate(layer, request, BLOCK, torch.float8_e8m0fnu)
         if self.static_input:
             _scales.register_nan(layer, "input_scale", (1,), request.device)

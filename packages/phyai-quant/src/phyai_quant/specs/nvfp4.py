@@ -89,7 +89,7 @@ class Nvfp4Spec(QuantizedInput):
             return ()
         if self.activation.dtype is QDType.NVFP4:
             return _scales.INPUT_NAMES
-        return ("input_scale",) if self.static_input else ()
+        return self.static_names
 
     def tensor_names(self) -> tuple[str, ...]:
         """Returns the accepted tensors: of ModelOpt, of compressed-tensors, of the input."""
@@ -107,7 +107,7 @@ class Nvfp4Spec(QuantizedInput):
         parts = ("weight",)
         if not self.online:
             parts += ("weight_scale", "weight_global_scale")
-            parts += ("input_scale",) if self.static_input else ()
+            parts += self.static_names
         loading.attach_state(layer, request, parts)
         _fp4.allocate(layer, request, self.block, torch.float8_e4m3fn)
         legs = (len(request.logical_widths),)

@@ -30,6 +30,11 @@ class QuantizedInput:
         """True when the activation's scale comes from the checkpoint."""
         return self.activation is not None and not self.activation.dynamic
 
+    @property
+    def static_names(self) -> tuple[str, ...]:
+        """Names of the tensors of a static input: its scale, or nothing."""
+        return ("input_scale",) if self.static_input else ()
+
     def missing_parts(self, layer: nn.Module) -> list[str]:
         """Returns the legs and scales that were never loaded."""
         return loading.load_state(layer).missing(loading.layer_name(layer))
