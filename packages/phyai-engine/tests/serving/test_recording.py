@@ -12,7 +12,7 @@ from phyai.serving.loading import LoadedPolicy
 from phyai.serving.recording import INDEX, Recorder
 from phyai.serving.runner import Runner
 
-from .conftest import FakeEngine, request
+from .conftest import FakeEngine, request, wait_until
 
 ACTIONS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -24,6 +24,10 @@ def test_what_is_recorded_is_read_back(tmp_path):
         "flags": np.array([True, False]),
         "prompt": np.array("go π"),
         "names": np.array(["a", "bc"]),
+        "bytes": np.array([b"\xff\xfe", b"a"]),
+        "none": np.zeros((0, 2), "<U3"),
+        "a": {"b": np.zeros(2)},
+        "a.b": np.ones(2),
         "jpeg": b"\xff\xd8",
         "images": {"front": np.zeros((0, 2, 3), np.float32)},
         "list": [1, 2.5, None, "x", np.int32(7)],
@@ -41,8 +45,9 @@ def test_what_is_recorded_is_read_back(tmp_path):
     np.testing.assert_array_equal(first.job.noise, noise)
     np.testing.assert_array_equal(first.actions, ACTIONS)
     read = first.job.request
-    for key in ("image", "big", "flags", "names"):
+    for key in ("image", "big", "flags", "names", "bytes", "none", "a.b"):
         np.testing.assert_array_equal(read[key], given[key])
+    np.testing.assert_array_equal(read["a"]["b"], np.zeros(2))
     assert read["prompt"].shape == ()
     assert read["prompt"].item() == "go π"
     assert read["jpeg"] == b"\xff\xd8"
@@ -57,6 +62,16 @@ def test_recording_goes_on_where_it_was_and_stops_at_its_limit(tmp_path):
         recorder.add(Job({}, seed=number), Answer(ACTIONS))
         recorder.close()
     assert [exchange.job.seed for exchange in read_recording(tmp_path)] == [0, 1]
+
+
+def test_what_can_not_be_written_is_left_out_and_the_rest_goes_on(tmp_path):
+    recorder = Recorder(tmp_path, 100)
+    for number in range(70):
+        unwritable = {"x": object()} if number < 68 else {}
+        recorder.add(Job(unwritable, seed=number), Answer(ACTIONS))
+        wait_until(recorder._queue.empty)
+    recorder.close()
+    assert [exchange.job.seed for exchange in read_recording(tmp_path)] == [68, 69]
 
 
 def test_damage_is_named(tmp_path):

@@ -1,8 +1,9 @@
 """Writing requests and replies to disk, and reading them back.
 
 A recording is a folder with ``exchanges.jsonl``, one JSON object per exchange, and one safetensors
-file per exchange with its arrays. In the JSON an array stands as ``{"array": NAME}`` and bytes,
-such as JPEG pictures, as ``{"bytes": NAME}``.
+file per exchange with its arrays. In the JSON an array stands as ``{"array": NAME}``, bytes, such
+as JPEG pictures, as ``{"bytes": NAME}``, and an array of strings, as its bytes, as
+``{"strings": NAME, "dtype": ..., "shape": [...]}``.
 """
 
 import json
@@ -25,6 +26,7 @@ from phyai.serving.logs import event
 INDEX = "exchanges.jsonl"
 _BACKLOG = 64
 _MARKS = frozenset({"array", "bytes"})
+_STRINGS = ("strings", "dtype", "shape")
 
 
 class RecordingError(ValueError):
@@ -89,7 +91,8 @@ class Recorder:
                 continue
             try:
                 self._write(*item)
-            except (OSError, SafetensorError) as error:
+            except Exception as error:
+                # Whatever it is, this thread must go on: the server waits for it in the end.
                 event("recording failed", level=40, error=str(error))
 
     def _write(self, job: Job, answer: Answer, moment: float) -> None:
@@ -149,8 +152,7 @@ def _take_out(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.ndarray):
         return _take_array(value, name, arrays)
     if isinstance(value, bytes):
-        arrays[name] = np.frombuffer(value, np.uint8)
-        return {"bytes": name}
+        return {"bytes": _store(np.frombuffer(value, np.uint8), name, arrays)}
     if isinstance(value, Mapping):
         return {key: _take_out(item, f"{name}.{key}", arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -160,10 +162,19 @@ def _take_out(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
 
 def _take_array(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     if array.dtype.kind in "SU":
-        return {"text": array.astype(str).tolist(), "dtype": array.dtype.str}
+        codes = np.frombuffer(array.tobytes(), np.uint8)
+        form = {"dtype": array.dtype.str, "shape": list(array.shape)}
+        return {"strings": _store(codes, name, arrays), **form}
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    arrays[name] = np.ascontiguousarray(native).reshape(array.shape)
-    return {"array": name}
+    return {"array": _store(np.ascontiguousarray(native).reshape(array.shape), name, arrays)}
+
+
+def _store(array: np.ndarray, name: str, arrays: dict[str, np.ndarray]) -> str:
+    """Put an array under a free name and return that: keys of a request may have dots."""
+    while name in arrays:
+        name += "'"
+    arrays[name] = array
+    return name
 
 
 def _put_back(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -171,8 +182,10 @@ def _put_back(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return [_put_back(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
-    if "text" in value and "dtype" in value:
-        return np.array(value["text"], dtype=value["dtype"])
+    name = value.get("strings")
+    if tuple(value) == _STRINGS and isinstance(name, str) and name in arrays:
+        codes = arrays[name].tobytes()
+        return np.frombuffer(codes, value["dtype"]).reshape(value["shape"])
     mark = next(iter(value)) if len(value) == 1 else None
     if mark in _MARKS and isinstance(value[mark], str) and value[mark] in arrays:
         array = arrays[value[mark]]
