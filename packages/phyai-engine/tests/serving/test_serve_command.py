@@ -68,6 +68,30 @@ def test_mistakes_are_named(words, reason, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--adapter", "arm"], "unknown adapter 'arm'"),
+        (["--model", "pi9"], "no model plugin 'pi9'"),
+        (["--adapter", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_mistakes_are_named_by_the_server_too(words, reason, capsys, monkeypatch):
+    monkeypatch.setattr("phyai.serving.logs.log_as_json", lambda: None)  # for the whole process
+    always = ["serve", "--checkpoint", str(REACH), "--device", "cpu", "--port", "0"]
+    assert main([*always, *words]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert reason in said
+
+
+def test_a_port_that_does_not_exist_is_a_usage_error(capsys):
+    assert main(["serve", "--checkpoint", str(REACH), "--port", "70000"]) == 2
+    said = capsys.readouterr().err
+    assert "--port" in said
+    assert "65535" in said
+
+
+@pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
         ("port: 0", "port: 70000", "no integer from 0 to 65535"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import engines, options
-from phyai.cli.errors import CliError
+from phyai.cli.errors import CliError, user_error_types
 from phyai.cli.option_groups import with_groups
 from phyai.cli.output import print_json, print_line, print_pairs, status_line, stdout_to_stderr
 
@@ -52,7 +52,9 @@ Host = Annotated[
 ]
 Port = Annotated[
     int | None,
-    typer.Option(help="Port; 0 takes a free one. Default: 8000.", min=0, show_default=False),
+    typer.Option(
+        help="Port; 0 takes a free one. Default: 8000.", min=0, max=65_535, show_default=False
+    ),
 ]
 ApiKeyFile = Annotated[
     Path | None,
@@ -196,6 +198,9 @@ def run_server(
         config: What to serve.
         settle: Returns the configuration as it is at that time, for SIGHUP.
         pool: Engines on other machines; None computes on this one.
+
+    Raises:
+        CliError: The policy, its adapter or the address can not be used as they are described.
     """
     import asyncio
 
@@ -203,8 +208,13 @@ def run_server(
     from phyai.serving.logs import log_as_json
 
     log_as_json()
-    with stdout_to_stderr():
-        asyncio.run(serve_until_told(config, settle, pool))
+    try:
+        with stdout_to_stderr():
+            asyncio.run(serve_until_told(config, settle, pool))
+    except ValueError as error:
+        if isinstance(error, user_error_types()):
+            raise  # it has a report of its own
+        raise CliError(f"the policy can not be served: {error}") from error
 
 
 def settle_config(
