@@ -56,6 +56,7 @@ RUNS = (
         240,
         (
             *_policies(PI05_POLICIES, "pi05_h200", "pi05_h200_fast"),
+            *("--batch", "8", "--lerobot", "--compile", "step"),
             *("--output", f"{RESULTS}/pi05.json"),
         ),
     ),
@@ -63,7 +64,8 @@ RUNS = (
         f"{ENGINE}/benchmark_cosmos3.py",
         300,
         (
-            *_policies(COSMOS3_POLICIES, "cosmos3_h200", "cosmos3_h200_fast"),
+            *_policies(COSMOS3_POLICIES, "cosmos3_h200", "cosmos3_h200_int8"),
+            *_policies(COSMOS3_POLICIES, "cosmos3_h200_fast", "cosmos3_h200_fp8"),
             *("--output", f"{RESULTS}/cosmos3.json"),
         ),
     ),
