@@ -121,7 +121,7 @@ def put(name, make):
     [
         (drop("weight_scale"), "never loaded"),
         (put("weight_scale", lambda w: torch.ones(66, 1)), "[66, 1]"),
-        (put("weight", lambda w: w.float()), "torch.float32"),
+        (put("weight", lambda w: w.float()), "(F32): not quantized, but"),
         (put("weight_scale_2", lambda w: torch.ones(1)), "weight_scale_2, which fp8_per_channel"),
     ],
 )
@@ -150,7 +150,9 @@ def test_files_and_configs(weights, write_checkpoint, dense):
     assert any(
         "matches no layer: name 'model.layers.9.q_proj'" in f.message for f in report.findings
     )
-    assert found(report, "layer", LAYER, "the quantization config says fp8_e4m3")
+    text = "weight (BF16): not quantized, but the default of"
+    assert found(report, "layer", LAYER, text), report.findings
+    assert found(report, "layer", LAYER, "quantization_config says weight fp8_e4m3")
     unknown = {"quantization_config": {"quant_method": "unknown"}}
     report = check_checkpoint(write_checkpoint(weights, "unknown", unknown))
     assert found(report, "config", "", "quant_method 'unknown' is unknown")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from phyai_quant.checkpoint import check_unquantized_dtypes, load_quant_plan
+from phyai_quant.disk_checks import check_quantized_layers
 from phyai_quant.offline.files import DTYPES, Checkpoint, TensorEntry, read_checkpoint
 from phyai_quant.offline.layers import QUANT_TENSORS, Layer, decide, find_layers, orphans
 from phyai_quant.offline.quantize import RECORD_FILE
@@ -157,11 +158,12 @@ def _read_plan(checkpoint: Checkpoint) -> tuple[QuantPlan | None, list[Finding]]
 def _layer_findings(
     layer: Layer, scheme: QuantScheme | None, plan: QuantPlan | None
 ) -> list[Finding]:
+    dtypes = {layer.full_name(name): entry.dtype for name, entry in layer.tensors.items()}
     try:
-        if scheme is None:
-            dtypes = {layer.full_name(name): entry.dtype for name, entry in layer.tensors.items()}
+        if scheme is None or plan is None:
             check_unquantized_dtypes(dtypes, plan)
         else:
+            check_quantized_layers(dtypes, plan, {layer.name: layer.module_cls})
             load_layer(layer, scheme)
     except QuantConfigError as error:
         text = str(error).removeprefix(f"{layer.name}: ")
