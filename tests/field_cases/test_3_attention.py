@@ -180,6 +180,20 @@ def test_case_58_huge_logits_select_one_key(name, device):
         assert error(half, expected) < 1e-3
 
 
+@both
+@pytest.mark.parametrize("number", [30, 300, 2000, 20_000])
+def test_case_58_logits_of_any_size_select_one_key(name, number):
+    """Logits of 3e4 to 1e10 weigh the matching key by one, whatever FP32 resolves there.
+
+    Handled in piper_kernels.attention.
+    """
+    query, key, value = operands(1, 1, 2, 2)
+    query, key = torch.full_like(query, number), torch.zeros_like(key)
+    key[0, 0, 1] = number
+    expected = value[:, :, 1:].expand_as(value).double()
+    assert error(OPERATORS[name](query, key, value, scale=1.0), expected) < 0.05
+
+
 def test_case_59_strided_codes_and_scales_are_read_where_they_lie():
     """Codes and scales that are views of packed rows give what dense ones give.
 
