@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from phyai.client import PolicyClient, ServerError
-from phyai.serving import built_in_adapter
+from phyai.serving import PolicyConfig, ServeConfig, ServerConfig, built_in_adapter
 from phyai.serving.batching import Batcher
 from phyai.serving.jobs import Answer, Job
+from phyai.serving.launch import running_server
 from phyai.serving.loading import LoadedPolicy
 from phyai.serving.runner import Runner
 
-from .conftest import FakeEngine, request, wait_until
+from .conftest import REACH, FakeEngine, Running, request, wait_until
 
 # A server that waited for the end of its window would answer no test in time.
 ENDLESS_MS = 600_000
@@ -155,3 +156,23 @@ def test_batches_have_the_sizes_that_were_recorded(sizes, batches):
         return ran
 
     assert asyncio.run(run()) == batches
+
+
+def test_a_server_whose_engine_hangs_is_not_ready(monkeypatch):
+    engine = FakeEngine()
+    runner = Runner(LoadedPolicy(engine, built_in_adapter("auto", engine.describe())))
+    runner.warm_up()
+    monkeypatch.setattr("phyai.serving.launch.load_runner", lambda config: runner)
+    config = ServeConfig(PolicyConfig(REACH), ServerConfig(port=0, request_timeout_s=0.1))
+    with Running(lambda: running_server(config)) as server:
+        assert server.get("/readyz") == (200, b"ready\n")
+        engine.open.clear()
+        try:
+            with PolicyClient(port=server.port) as client:
+                with pytest.raises(ServerError, match="no answer within"):
+                    client.infer(request())
+                wait_until(lambda: server.get("/readyz") == (503, b"hangs\n"))
+                assert server.get("/healthz")[0] == 200
+        finally:
+            engine.open.set()
+        wait_until(lambda: server.get("/readyz") == (200, b"ready\n"))

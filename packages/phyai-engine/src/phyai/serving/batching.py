@@ -70,13 +70,19 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="phyai-engine")
         self._free = asyncio.Semaphore(lanes)
-        self._computing: set[asyncio.Task[None]] = set()
+        self._computing: dict[asyncio.Task[None], float] = {}
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @property
     def waiting(self) -> int:
         """Jobs that wait for the engine."""
         return len(self._queue)
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the engine has been at its oldest batch; 0 when it is idle."""
+        began = min(self._computing.values(), default=None)
+        return 0.0 if began is None else asyncio.get_running_loop().time() - began
 
     async def submit(self, job: Job) -> Answer:
         """Answer one job.
@@ -113,8 +119,8 @@ class Batcher:
             # A lane first: until one is free, jobs gather.
             await self._free.acquire()
             task = loop.create_task(self._compute(await self._next_batch()))
-            self._computing.add(task)
-            task.add_done_callback(self._computing.discard)
+            self._computing[task] = loop.time()
+            task.add_done_callback(self._computing.pop)
 
     async def _compute(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()

@@ -60,7 +60,12 @@ async def running_server(
         runner = await asyncio.to_thread(load_runner, config)
         servers: list[PolicyServer] = []
         batcher = make_batcher(runner, config.server, lambda: servers[0].connections)
-        server = PolicyServer(batcher, runner.metadata(), config.server)
+        limit_s = 2 * config.server.request_timeout_s
+
+        def engines() -> list[str]:
+            return ["ready" if batcher.oldest_s < limit_s else "hangs"]
+
+        server = PolicyServer(batcher, runner.metadata(), config.server, engines)
         servers.append(server)
     async with server:
         yield server

@@ -51,7 +51,7 @@ class Pages:
     Args:
         service: Whose numbers are shown.
         metadata: Of the policy.
-        state: Returns ``loading``, ``ready`` or ``draining``, and the engines' states.
+        state: Returns ``loading``, ``ready``, ``hangs`` or ``draining``, and the engines' states.
     """
 
     def __init__(

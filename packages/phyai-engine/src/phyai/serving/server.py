@@ -81,7 +81,7 @@ class PolicyServer:
     def state(self) -> dict[str, Any]:
         """Return the server's state and that of its engines."""
         engines = self._engines()
-        state = "ready" if "ready" in engines else "loading"
+        state = next((name for name in ("ready", "hangs") if name in engines), "loading")
         return {
             "state": "draining" if self._draining else state,
             "engines": engines,
