@@ -17,7 +17,6 @@ from piper_kernels._compile.nodes import dimension_key, fake_value, is_call, sha
 from piper_kernels._compile.views import VIEWS
 
 aten = torch.ops.aten
-_END = 2**63 - 1
 
 
 @dataclass(frozen=True)

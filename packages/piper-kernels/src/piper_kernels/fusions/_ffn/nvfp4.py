@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.fusions._ffn.chunks import NVFP4_CHUNK_ROWS, ROW_TILE, require_chunk_rows
+from piper_kernels.fusions._ffn.chunks import ROW_TILE, require_chunk_rows
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
 from piper_kernels.linear.nvfp4._backend import LinearBackend, select_linear_backend
@@ -20,7 +20,6 @@ from piper_kernels.weights.convrot._rotation import (
 from piper_kernels.weights.nvfp4._encoding import E2M1_MAX, E4M3_MAX
 from piper_kernels.weights.nvfp4._layout import scale_shape
 
-DEFAULT_CHUNK_ROWS = NVFP4_CHUNK_ROWS
 _ROTATED_BYTES = 32 << 20  # bounds the rotated FP32 values of the search for a maximum
 
 Prepared = tuple[Tensor, Tensor, Tensor]
