@@ -12,7 +12,6 @@ from torch import Tensor
 from phyai.triton.rows import wide_products
 
 BLOCK_M, BLOCK_N = 64, 64
-WIDEST = 128
 _NARROWEST_PART = 16
 
 

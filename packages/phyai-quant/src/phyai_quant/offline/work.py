@@ -151,7 +151,8 @@ def plan_work(checkpoint: Checkpoint, plan: QuantPlan) -> Work:
     if not works:
         raise QuantConfigError(
             f"the policy quantizes no layer of {checkpoint.directory}; its layers with a weight "
-            f"matrix: {', '.join(list(kept)[:_SHOWN]) or 'none'}"
+            f"matrix: {', '.join(list(kept)[:_SHOWN]) or 'none'}; rules match these names, which "
+            "are the checkpoint's, and not those of an engine's fused layers"
         )
     schemes = {work.layer.name: work.scheme for work in works.values()}
     classes = {layer.name: layer.module_cls for layer in found}

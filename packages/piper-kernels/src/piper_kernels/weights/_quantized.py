@@ -71,7 +71,7 @@ class QuantizedWeight:
                 nearest.
 
         Raises:
-            The same errors as ``add_``.
+            NotImplementedError, TypeError, ValueError, RuntimeError: As ``add_`` does.
         """
         self._addmm(mat1, mat2, beta=beta, alpha=alpha, rounding_seed=rounding_seed)
         return self

@@ -93,7 +93,7 @@ def group_norm_silu_conv3d(
         See :func:`conv3d`.
 
     Raises:
-        The same errors as :func:`conv3d`.
+        TypeError, ValueError, RuntimeError: As :func:`conv3d` does.
     """
     storage = _unpack(weight)
     symmetric, right = padding_flags(padding)
