@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from piper_kernels._autocast import product
 from piper_kernels._triton.launching import Launcher, launch_key
 from piper_kernels._triton.targets import accelerator_target, dot_precision, sm_count
 from piper_kernels.linear.nvfp4._nvidia.hopper_plan import HopperPlan
@@ -225,4 +226,4 @@ def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left @ right.T`` in FP32, accumulated in FP32."""
     if left.is_cuda and left.dtype.itemsize == 2:
         return torch.mm(left, right.t(), out_dtype=torch.float32)
-    return left.float() @ right.float().t()
+    return product(left.float(), right.float().t())

@@ -242,7 +242,9 @@ def _level_sources(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the given second level, or the magnitudes that a dynamic one is made of."""
     if not dynamic:
-        return torch.ones((), device=matrix.device) if given is None else given, None
+        if given is None:
+            given = torch.ones((), dtype=torch.float32, device=matrix.device)
+        return given, None
     amax_bits = torch.zeros(AMAX_SLOTS.value, dtype=torch.int32, device=matrix.device)
     rows = matrix.shape[0]
     if rows:
