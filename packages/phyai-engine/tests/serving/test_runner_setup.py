@@ -1,11 +1,15 @@
 """What a process that computes sets up, with the engine replaced."""
 
+import asyncio
+import errno
+import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from phyai.serving import runner_setup
+from phyai.serving import launch, runner_setup
+from phyai.serving.config import PolicyConfig, ServeConfig, ServerConfig
 
 
 @pytest.fixture
@@ -47,3 +51,24 @@ def test_threads_that_the_environment_asks_for_stay(load):
 
 def test_a_cpu_keeps_its_threads_and_is_warm_for_one(load):
     assert load("cpu") == ([1], 3)
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_a_taken_port_is_found_before_anything_is_loaded(monkeypatch, tmp_path, replicas):
+    def load(config):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(launch, "load_runner", load)
+    monkeypatch.setattr(launch, "ReplicaPool", load)
+
+    async def run(port):
+        server = ServerConfig(port=port, replicas=replicas)
+        async with launch.running_server(ServeConfig(PolicyConfig(tmp_path), server)):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(OSError, match="in use") as error:
+            asyncio.run(run(taken.getsockname()[1]))
+        assert error.value.errno == errno.EADDRINUSE
+    with pytest.raises(AssertionError, match="loaded"):
+        asyncio.run(run(0))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,8 +47,9 @@ async def running_server(
         ValueError, CheckpointError, ProcessingError, PolicyError, QuantConfigError: As the engine
             and the adapter find them.
         ReplicaError: The replicas can not start.
-        OSError: The address can not be used.
+        OSError: The address can not be used; this is found before anything is loaded.
     """
+    _try_address(config.server.host, config.server.port)
     if pool is None and config.server.replicas:
         pool = ReplicaPool(config)
     if pool is not None:
@@ -69,6 +71,12 @@ async def running_server(
         servers.append(server)
     async with server:
         yield server
+
+
+def _try_address(host: str, port: int) -> None:
+    if port:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
 
 
 async def serve_until_told(
