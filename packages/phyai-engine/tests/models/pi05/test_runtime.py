@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from phyai.guidance import Guidance
+from phyai.models.pi05.lane import MOST_LOOPS
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.models.pi05.staging import most_padding, prompt_bucket
@@ -190,6 +191,25 @@ def test_guidance_is_an_input_of_the_graph(load_model, recorded):
     free = Guidance.build([None], shape, delay=1)
     unguided = runtime.sample_actions(inputs, seed=0)
     assert torch.equal(runtime.sample_actions(inputs, seed=0, guidance=free), unguided)
+
+
+def test_loops_used_longest_ago_are_forgotten(load_model, recorded):
+    model = load_model("pi05")
+    runtime, count = PI05Runtime(model), len(FAMILIES) + MOST_LOOPS
+    inputs = request(model.config, [3], [[True] * len(model.config.cameras)], 0)
+    first = runtime.sample_actions(inputs, seed=0, num_steps=1)
+    for steps in range(1, count):
+        runtime.sample_actions(inputs, seed=0, num_steps=steps)
+        runtime.sample_actions(inputs, seed=0, num_steps=1)
+    loops = runtime.lane(1).loop_graphs
+    kept = [steps for steps, _ in loops]
+    assert kept == [*range(count - MOST_LOOPS + 1, count), 1]
+    before = len(recorded)
+    assert torch.equal(runtime.sample_actions(inputs, seed=0, num_steps=1), first)
+    assert len(recorded) == before
+    runtime.sample_actions(inputs, seed=0, num_steps=2)
+    assert len(recorded) == before + 1
+    assert len(loops) == MOST_LOOPS
 
 
 def test_buckets():

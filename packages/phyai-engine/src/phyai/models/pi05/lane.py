@@ -5,6 +5,7 @@ and bucket of prompt tokens, and the whole Euler loop. Lengths, positions and vi
 the device, so requests of any composition replay the same graphs.
 """
 
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,9 @@ from phyai.processing.inputs import ModelInputs
 from phyai.runtime import graphs
 from phyai.runtime.paged import PagedKVCache
 from phyai.runtime.segments import FIELDS, SegmentPlan
+
+MOST_LOOPS = 8
+"""Recorded Euler loops of a lane, each for a number of steps, guided or not."""
 
 
 class Lane:
@@ -73,7 +77,7 @@ class Lane:
         self._last: Staged | None = None
         self.vision_graphs: dict[int, graphs.CapturedCall] = {}
         self.prefix_graphs: dict[tuple[int, int], graphs.CapturedCall] = {}
-        self.loop_graphs: dict[tuple[int, bool], graphs.CapturedCall] = {}
+        self.loop_graphs: OrderedDict[tuple[int, bool], graphs.CapturedCall] = OrderedDict()
 
     def _fixed(self) -> list[Tensor]:
         """Splits the numbers into suffix positions, suffix table, prefix table, and the rest."""
@@ -202,6 +206,7 @@ class Lane:
     def _loop_graph(self, num_steps: int, guided: bool) -> graphs.CapturedCall:
         key = (num_steps, guided)
         if key not in self.loop_graphs:
+            self._forget_loops()
             model, config = self.model, self.model.config
             steps = model.step_modulations(num_steps)
             positions, table = self._fixed()[:2]
@@ -219,7 +224,15 @@ class Lane:
                 return model.integrate(self._noise, state, steps, here, guidance)
 
             self.loop_graphs[key] = self._captured(run)
+        self.loop_graphs.move_to_end(key)
         return self.loop_graphs[key]
+
+    def _forget_loops(self) -> None:
+        """Drops the loops used longest ago, so that clients that vary steps fill no memory."""
+        while len(self.loop_graphs) >= MOST_LOOPS:
+            if self._copied is not None:
+                torch.cuda.current_stream(self.model.device).synchronize()
+            self.loop_graphs.popitem(last=False)
 
     def _captured(self, run: Any) -> graphs.CapturedCall:
         return graphs.CapturedCall(run, self.model.device, self._pool)
