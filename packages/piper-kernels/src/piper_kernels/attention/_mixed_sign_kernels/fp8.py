@@ -46,9 +46,10 @@ def add_fp8_tile(
         if CAUSAL:
             visible = visible & (key[None, :] <= row[:, None])
         scores = tl.where(visible, scores, float("-inf"))
-    higher = tl.maximum(maximum, tl.max(scores, 1) - _LOG2_448)
+    higher = tl.maximum(maximum, tl.max(scores, 1))
     old_weight = tl.exp2(maximum - higher)
-    p = tl.exp2(scores - higher[:, None])
+    # Huge scores would swallow the logarithm before the difference.
+    p = tl.exp2((scores - higher[:, None]) + _LOG2_448)
     denominator = denominator * old_weight + tl.sum(p, 1)
     values = value_tile(value_codes, first, stored_keys, 0, HEAD_DIM)
     product = tl.dot(p.to(tl.float8e4nv), values, out_dtype=SUM_DTYPE)

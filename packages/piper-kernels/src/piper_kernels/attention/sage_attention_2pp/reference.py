@@ -102,10 +102,10 @@ def attend(operands: QuantizedOperands, *, scale: float, is_causal: bool = False
             is_causal=is_causal,
         ):
             previous = maximum
-            tile_maximum = scores.amax(-1, keepdim=True) - math.log(PROBABILITY_RANGE)
-            maximum = torch.maximum(previous, tile_maximum)
+            maximum = torch.maximum(previous, scores.amax(-1, keepdim=True))
             old_weight = torch.exp(previous - maximum)
-            p = scores.sub_(maximum).exp_().nan_to_num_(nan=0.0)
+            # Huge scores would swallow the logarithm before the difference.
+            p = scores.sub_(maximum).add_(math.log(PROBABILITY_RANGE)).exp_().nan_to_num_(nan=0.0)
             denominator = denominator * old_weight + p.sum(-1, keepdim=True)
             values = o.value_codes[:, :, tile].float()
             product = _autocast.product(p.to(FP8).float(), values)
