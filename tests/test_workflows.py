@@ -124,3 +124,13 @@ def test_ci_runs_tests_and_wheels_with_the_oldest_versions():
     assert places == sorted(places)
     (install,) = [s for s in job["steps"] if "--requirement" in s.get("run", "")]
     assert "runner.temp" in install["working-directory"], "the checkout's constraints are newer"
+
+
+def test_ci_compiles_every_kernel_for_every_gpu_and_compares_the_table():
+    job = read("ci.yml")["jobs"]["kernels"]
+    assert job["env"]["PIPER_WRITE_KERNEL_TABLE"] == "1"
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    (tests,) = [word for word in " ".join(commands).split() if word.startswith("packages/")]
+    assert (ROOT / tests).is_dir()
+    assert commands[-1].startswith("git diff --exit-code ")
+    assert (ROOT / commands[-1].split()[-1]).is_file()
