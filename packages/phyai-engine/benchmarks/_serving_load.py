@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ class Server:
         replicas: Processes that compute; 0 computes in the server.
         device: Of the engines; None takes the server's choice.
         kernel_policy: File or name of the policy of kernels; None takes the server's choice.
+        connections: Most clients at a time; None takes the server's choice.
         show: Print the log's events as they come, to tell what a slow start waits for.
 
     Attributes:
@@ -39,10 +41,20 @@ class Server:
         device: str | None,
         *,
         kernel_policy: str | None = None,
+        connections: int | None = None,
         show: bool = False,
     ) -> None:
         self._show, self._started = show, time.monotonic()
-        command = [sys.executable, "-m", "phyai", "serve", "--checkpoint", str(checkpoint)]
+        command = [sys.executable, "-m", "phyai", "serve"]
+        self._folder = tempfile.TemporaryDirectory()
+        if connections is None:
+            command += ["--checkpoint", str(checkpoint)]
+        else:
+            limits = {"max_connections": connections, "max_queue": connections}
+            path = Path(self._folder.name) / "server.yaml"
+            arguments = {"checkpoint_dir": str(checkpoint.resolve())}
+            path.write_text(json.dumps({"plugin_args": arguments, "server": limits}))
+            command.append(str(path))
         command += ["--port", "0", "--replicas", str(replicas), "--max-batch", "16"]
         command += ["--device", device] if device else []
         command += ["--kernel-config", kernel_policy] if kernel_policy else []
@@ -75,6 +87,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(60)
+        self._folder.cleanup()
 
     def _read(self) -> None:
         for line in self.process.stderr or ():

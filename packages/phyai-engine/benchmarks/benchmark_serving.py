@@ -9,17 +9,32 @@ gets SIGKILL in the middle of the run with most clients, and every request is ac
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _serving_load import Server, observation
 
 from phyai.client import PolicyClient
+
+COLUMNS = (
+    "clients",
+    "p50 ms",
+    "p90 ms",
+    "p99 ms",
+    "chunks/s",
+    "batch",
+    "healthz ms",
+    "handshake ms",
+)
+ROOM = 8
+"""Connections beside those of the clients: one is opened every 0.2 s."""
 
 
 class Clients:
@@ -74,8 +89,8 @@ def probes(port: int, seconds: float) -> tuple[float, float]:
     return 1e3 * max(pages), 1e3 * max(handshakes)
 
 
-def row(server: Server, count: int, seconds: float) -> str:
-    """Run `count` clients for `seconds` and return a line of the table."""
+def measure(server: Server, count: int, seconds: float) -> dict[str, float]:
+    """Run `count` clients for `seconds` and return a row of the table."""
     clients = Clients(server.port, count)
     probes(server.port, 1.0)
     start = time.monotonic()
@@ -84,18 +99,14 @@ def row(server: Server, count: int, seconds: float) -> str:
     clients.stop()
     took = [1e3 * (done - began) for began, done in clients.times if start <= began <= end]
     p50, p90, p99 = np.quantile(took, (0.5, 0.9, 0.99))
-    rate = len(took) / (end - start)
-    batch = float(np.mean(clients.batches))
     if clients.errors:
         raise RuntimeError(f"{len(clients.errors)} errors: {clients.errors[0]}")
-    return (
-        f"| {count} | {p50:.0f} | {p90:.0f} | {p99:.0f} | {rate:.1f} | {batch:.1f} | "
-        f"{page_ms:.0f} | {handshake_ms:.0f} |"
-    )
+    found = (count, p50, p90, p99, len(took) / (end - start), float(np.mean(clients.batches)))
+    return dict(zip(COLUMNS, map(float, (*found, page_ms, handshake_ms)), strict=True))
 
 
-def kill_one(server: Server, replicas: int, count: int, seconds: float) -> None:
-    """Kill a replica under load and print what became of the requests."""
+def kill_one(server: Server, replicas: int, count: int, seconds: float) -> dict[str, float]:
+    """Kill a replica under load and return what became of the requests."""
     clients = Clients(server.port, count)
     time.sleep(seconds / 2)
     pid = server.wait_for("replica ready")["pid"]
@@ -106,13 +117,19 @@ def kill_one(server: Server, replicas: int, count: int, seconds: float) -> None:
     clients.stop()
     longest = max(done - began for began, done in clients.times)
     moved = sum(event["event"] == "request goes to another replica" for event in server.events)
-    print(
-        f"killed 1 of {replicas} replicas under {count} clients: {clients.sent} requests, "
-        f"{len(clients.times)} replies, {len(clients.errors)} errors, {moved} moved to another "
-        f"replica, longest {longest:.2f} s, capacity back after {back:.1f} s"
-    )
+    found = {
+        "clients": count,
+        "requests": clients.sent,
+        "replies": len(clients.times),
+        "errors": len(clients.errors),
+        "moved": moved,
+        "longest_s": round(longest, 2),
+        "back_after_s": round(back, 1),
+    }
+    print(f"killed 1 of {replicas} replicas: {found}", flush=True)
     if len(clients.times) + len(clients.errors) != clients.sent:
         raise RuntimeError("a request was lost")
+    return found
 
 
 def main() -> None:
@@ -125,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--kernel-config", help="policy of kernels; default: the server's")
+    parser.add_argument("--json", type=Path, help="also store the table")
     parser.add_argument("--events", action="store_true", help="print the server's log")
     args = parser.parse_args()
     if args.kill and not args.replicas:
@@ -134,17 +152,22 @@ def main() -> None:
         args.replicas,
         args.device,
         kernel_policy=args.kernel_config,
+        connections=max(args.clients) + ROOM,
         show=args.events,
     )
+    document: dict[str, Any] = {"replicas": args.replicas, "rows": []}
     with contextlib.closing(server):
-        print(
-            "| clients | p50 ms | p90 ms | p99 ms | chunks/s | batch | healthz ms | handshake ms |"
-        )
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
         for count in args.clients:
-            print(row(server, count, args.seconds), flush=True)
+            row = measure(server, count, args.seconds)
+            cells = (f"{row[name]:.{int(name in ('chunks/s', 'batch'))}f}" for name in COLUMNS)
+            print(f"| {' | '.join(cells)} |", flush=True)
+            document["rows"].append(row)
         if args.kill:
-            kill_one(server, args.replicas, max(args.clients), args.seconds)
+            document["killed"] = kill_one(server, args.replicas, max(args.clients), args.seconds)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class OneProcess:
     """Calls the object of rank 0 here; what two ranks exchange is tested with the model."""
 
     def __init__(self, ranks, make, *arguments, backend):
-        assert (ranks, backend) == (2, "gloo")
+        assert backend == "gloo"
         self.rank = make(0, *arguments)
 
     def call(self, method, *arguments, **options):
@@ -111,6 +111,7 @@ class OneProcess:
 
 def test_branches_on_two_ranks(monkeypatch):
     monkeypatch.setattr(bench_parallel, "Workers", OneProcess)
+    monkeypatch.setattr(bench_parallel.Rank, "memory", lambda self: [1, 2])
     places = []
     monkeypatch.setattr(
         bench_parallel, "join", lambda **sizes: places.append(sizes) or bench_parallel.Parallel()
@@ -120,10 +121,29 @@ def test_branches_on_two_ranks(monkeypatch):
     found = bench_parallel.time_ranks(
         CONFIG, layout, Sampling(2, 3.0, 5.0), dtype=torch.float32, kind="cpu", runs=2
     )
-    assert places == [{"cfg_size": 2}, {"tp_size": 2}]
+    assert places == [{"cfg_size": 2, "tp_size": 1}, {"cfg_size": 1, "tp_size": 2}]
     assert len(found["one_device_ms"]) == 2
     for how in ("branches", "layers"):
         shared = found[how]
         assert shared["relative_difference"] == 0
+        assert shared["most_bytes"] == [1, 2]
         least = min(found["one_device_ms"]) / min(shared["ms"])
         assert shared["speedup"] == pytest.approx(least, rel=1e-2, abs=1e-3)
+
+
+def test_four_ranks_share_branches_and_layers():
+    found = bench_parallel.time_ranks(
+        CONFIG, Layout(2, 4, 4, fps=15.0), Sampling(2, 3.0, 5.0),
+        grids=[(2, 2)], dtype=torch.float32, kind="cpu", runs=1,
+    )  # fmt: skip
+    shared = found["cfg 2 x tp 2"]
+    assert shared["relative_difference"] < 1e-5
+    assert len(shared["ms"]) == 1
+    assert shared["most_bytes"] == [0] * 4
+
+
+def test_grids_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match=r"\[2, 4\] devices; they must have the same"):
+        bench_parallel.time_ranks(
+            CONFIG, Layout(2, 4, 4, fps=15.0), Sampling(2, 3.0, 5.0), grids=[(2, 1), (2, 2)]
+        )

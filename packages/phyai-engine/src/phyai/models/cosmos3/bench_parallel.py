@@ -1,10 +1,12 @@
-"""Times two devices against one: a guidance branch on each, or half of every layer on each."""
+"""Times several devices against one: they share guidance branches, every layer, or both."""
 
 import gc
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 
 from phyai.models.cosmos3.bench import CountedTokens, Policy, kernels, synchronize
 from phyai.models.cosmos3.config import Cosmos3Config
@@ -22,9 +24,15 @@ DROID_LAYOUT = Layout(
 )
 """The media of the DROID policy's request."""
 
+Grid = tuple[int, int]
+"""Guidance branches computed at a time, and ranks that share a layer."""
+
+TWO: tuple[Grid, ...] = ((2, 1), (1, 2))
+NAMES = {(2, 1): "branches", (1, 2): "layers"}
+
 
 class Rank:
-    """One of two ranks with the same random weights, at first each with a whole model.
+    """One of several ranks with the same random weights, at first each with a whole model.
 
     Args:
         rank: of this process.
@@ -33,6 +41,7 @@ class Rank:
         dtype: of weights and activations.
         kind: ``cuda`` or ``cpu``.
         policy: kernel rules and quantization.
+        alone: whether there is a whole model at first.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class Rank:
         dtype: torch.dtype,
         kind: str,
         policy: Policy,
+        alone: bool = True,
     ) -> None:
         self.device: torch.device = (
             torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -51,26 +61,40 @@ class Rank:
         self.layout = layout
         self.dtype = dtype
         self.policy = policy
-        self.together: Parallel = join(cfg_size=2)
-        self._build(Parallel())
+        self.together: Parallel = Parallel()
+        self.model: Cosmos3Transformer | None = None
+        self.conditions: list[Conditions] = []
+        if alone:
+            self._build(self.together)
 
-    def shard(self) -> None:
-        """Replaces the model by this rank's half of every layer."""
-        del self.model, self.conditions
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.together = join(tp_size=2)
-        self._build(self.together)
+    def place(self, grid: Grid) -> None:
+        """Joins the ranks; where they share layers the model becomes this rank's part of it."""
+        branches, parts = grid
+        self.together = join(cfg_size=branches, tp_size=parts)
+        if parts > 1 or self.model is None:
+            self.model, self.conditions = None, []
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
+            self._build(self.together)
+
+    def memory(self) -> list[int]:
+        """Returns the most bytes that each rank has had in use since its model was placed."""
+        cuda = self.device.type == "cuda"
+        most = torch.cuda.max_memory_allocated(self.device) if cuda else 0
+        found = [0] * distributed.get_world_size()
+        distributed.all_gather_object(found, most)
+        return found
 
     def _build(self, parallel: Parallel) -> None:
         with kernels(self.policy, str(self.device)):
-            self.model: Cosmos3Transformer = random_transformer(
+            self.model = model = random_transformer(
                 self.config, params_dtype=self.dtype, device=self.device, parallel=parallel
             )
             tokens = CountedTokens(self.config.vocab_size)
-            self.conditions: list[Conditions] = [
-                self.model.prefill(torch.tensor(tokens.encode(text))) for text in ("a robot", "")
+            self.conditions = [
+                model.prefill(torch.tensor(tokens.encode(text))) for text in ("a robot", "")
             ]
 
     def run(self, sampling: Sampling, runs: int, *, together: bool) -> dict[str, Any]:
@@ -85,6 +109,7 @@ class Rank:
             Milliseconds of each run, and the video latents.
         """
         model = self.model
+        assert model is not None, "there is a model once the rank is placed"
         model.parallel = self.together if together else Parallel()
         state = self._noise()
         spent: list[float] = []
@@ -99,7 +124,7 @@ class Rank:
         return {"ms": spent, "video": found.video}
 
     def _noise(self) -> Modalities:
-        config = self.model.config
+        config = self.config
         widths = (config.action_dim, config.sound_dim)
         noise = torch_noise(0, config.latent_channel, self.layout, widths)
         return noise.map(lambda part: part.to(self.device))
@@ -110,46 +135,66 @@ def time_ranks(
     layout: Layout,
     sampling: Sampling,
     *,
+    grids: Sequence[Grid] = TWO,
     dtype: torch.dtype = torch.bfloat16,
     kind: str = "cuda",
     policy: Policy = None,
     runs: int = 3,
+    alone: bool = True,
 ) -> dict[str, Any]:
-    """Times the loop on one device, and on two that share guidance branches or every layer.
+    """Times the loop on one device, and on several that share guidance branches or every layer.
 
     Args:
         config: sizes.
         layout: of the media.
         sampling: steps and guidance.
+        grids: how the devices share the work, each of the same number of them; those that share no
+            layer first.
         dtype: of weights and activations.
         kind: ``cuda``, or ``cpu`` for a rehearsal.
         policy: kernel rules and quantization.
         runs: timed ones of each.
+        alone: whether one device is timed too; it must hold the whole model.
 
     Returns:
-        Milliseconds of one device, and for ``branches`` and ``layers`` those of two, how much
-        faster they are, and the relative difference of the result.
+        Milliseconds of one device, and by ``branches``, ``layers`` or ``cfg C x tp T`` those of
+        all, how much faster they are, the relative difference of the result, and the most bytes of
+        each rank.
+
+    Raises:
+        ValueError: for grids of different numbers of devices.
     """
+    sizes = {branches * parts for branches, parts in grids}
+    if len(sizes) != 1:
+        raise ValueError(f"grids {[*grids]} have {sorted(sizes)} devices; they must have the same")
     backend = "nccl" if kind == "cuda" else "gloo"
-    workers = Workers(2, Rank, config, layout, dtype, kind, policy, backend=backend)
+    ranks = (config, layout, dtype, kind, policy, alone)
+    workers = Workers(sizes.pop(), Rank, *ranks, backend=backend)
+    found: dict[str, Any] = {}
     try:
-        alone = workers.call("run", sampling, runs, together=False)
-        branches = workers.call("run", sampling, runs, together=True)
-        workers.call("shard")
-        layers = workers.call("run", sampling, runs, together=True)
+        one = workers.call("run", sampling, runs, together=False) if alone else None
+        if one is not None:
+            found["one_device_ms"] = _rounded(one["ms"])
+        for grid in grids:
+            workers.call("place", grid)
+            shared = workers.call("run", sampling, runs, together=True)
+            name = NAMES.get(grid, f"cfg {grid[0]} x tp {grid[1]}")
+            found[name] = _compared(shared, one) | {"most_bytes": workers.call("memory")}
     finally:
         workers.close()
-    return {
-        "one_device_ms": [round(value, 2) for value in alone["ms"]],
-        "branches": _compared(branches, alone),
-        "layers": _compared(layers, alone),
-    }
+    return found
 
 
-def _compared(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+def _rounded(spent: Sequence[float]) -> list[float]:
+    return [round(value, 2) for value in spent]
+
+
+def _compared(found: dict[str, Any], alone: dict[str, Any] | None) -> dict[str, Any]:
+    if alone is None:
+        return {"ms": _rounded(found["ms"])}
     ours, theirs = torch.as_tensor(found["video"]), torch.as_tensor(alone["video"])
     return {
-        "ms": [round(value, 2) for value in found["ms"]],
+        "ms": _rounded(found["ms"]),
         "speedup": round(min(alone["ms"]) / min(found["ms"]), 3),
         "relative_difference": float((ours - theirs).norm() / theirs.norm()),
     }
