@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # machine_code
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # machine_code, process_state
 
 
 def _load(folder, name):

@@ -1,11 +1,11 @@
 """Attention in an autocast region or with another default dtype is that without: FP32 inside."""
 
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 from attention_oracle import random_operands
+from process_state import default_dtype
 
 from piper_kernels import (
     SparsePiperAttention,
@@ -17,16 +17,6 @@ from piper_kernels import (
 )
 
 LENGTHS = torch.tensor([64, 3, 64], dtype=torch.int32)
-
-
-@contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 STATES = {

@@ -5,18 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 from operator_samples import samples
+from process_state import default_dtype
 
 SAMPLES = samples("cpu")
-
-
-@contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager
