@@ -1,6 +1,7 @@
 """Latency of a server with 1, 4 and 16 clients, and what a killed replica costs under load.
 
     python packages/phyai-engine/benchmarks/benchmark_serving.py CHECKPOINT [--replicas N] [--kill]
+        [--json FILE]
 
 The server runs in a process of its own on this machine's loopback. Each client asks as soon as it
 has its reply. Meanwhile the health page and a new connection are timed. With ``--kill`` one replica

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # machine_code, process_state
+# format_weights, machine_code and process_state
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def _load(folder, name):

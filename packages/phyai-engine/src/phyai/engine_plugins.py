@@ -30,6 +30,9 @@ class ModelPlugin(Protocol):
     ``parallel``, a `ParallelConfig`, when it is made, and is made in every process of the default
     process group. The attribute ``family`` is what kernel policies call it, if not by its name.
 
+    One that records work once, such as CUDA graphs, may have a method ``warm_up(batches)``, which
+    `Engine.warm_up` calls with the numbers of observations that will be answered at once.
+
     One that is served has a static method ``serving_args``, which makes its arguments of a
     `phyai.serving.PolicyConfig`, and describes ``image_resolution`` (height, width),
     ``chunk_size``, ``num_steps`` and, below ``processing``, ``preset``, ``cameras``,

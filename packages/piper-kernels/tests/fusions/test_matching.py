@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from format_weights import quantized
 from torch.nn import functional
-from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
 
 from piper_kernels.fusions._ffn.chunks import int8_chunk_rows
 from piper_kernels.fusions.convrot_int8_gelu_ffn import convrot_int8_gelu_ffn_compile_options
@@ -12,9 +12,6 @@ from piper_kernels.fusions.convrot_nvfp4_gelu_ffn import convrot_nvfp4_gelu_ffn_
 from piper_kernels.fusions.convrot_nvfp4_swiglu_ffn import convrot_nvfp4_swiglu_ffn_compile_options
 from piper_kernels.fusions.nvfp4_gelu_ffn import nvfp4_gelu_ffn_compile_options
 from piper_kernels.fusions.nvfp4_swiglu_ffn import nvfp4_swiglu_ffn_compile_options
-from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
-from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
-from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 
 BF16 = torch.bfloat16
 SWIGLU = {
@@ -39,18 +36,7 @@ def rand(*shape, dtype=BF16, seed=0):
 
 def make(fmt, rows, features, seed=0, act=None, dtype=BF16, group_size=16):
     dense = (rand(rows, features, dtype=torch.float32, seed=seed) / features**0.5).to(dtype)
-    if fmt == "convrot_int8":
-        return ConvRotInt8Tensor.from_hp(dense, group_size=group_size, act_per_tensor_scale=act)
-    options = {
-        "is_swizzled_scales": True,
-        "act_per_tensor_scale": act,
-        "act_quant_kwargs": QuantizeTensorToNVFP4Kwargs(
-            is_swizzled_scales=True, use_dynamic_per_tensor_scale=act is None
-        ),
-    }
-    if fmt == "nvfp4":
-        return PiperNVFP4Tensor.from_hp(dense, **options)
-    return ConvRotNVFP4Tensor.from_hp(dense, group_size=group_size, **options)
+    return quantized(fmt, dense, group_size=group_size, act=act)
 
 
 def weights(fmt, **options):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from format_weights import quantized
 from fuzz_files import is_whole_run, run_cases
 from torch.nn import functional
-from torchao.prototype.mx_formats.nvfp4_tensor import QuantizeTensorToNVFP4Kwargs
 
 from piper_kernels.fusions.convrot_int8_gelu_ffn import convrot_int8_gelu_ffn_compile_options
 from piper_kernels.fusions.convrot_int8_swiglu_ffn import convrot_int8_swiglu_ffn_compile_options
@@ -15,13 +15,10 @@ from piper_kernels.fusions.nvfp4_swiglu_ffn import nvfp4_swiglu_ffn_compile_opti
 from piper_kernels.linear.convrot import convrot_int8_compile_options
 from piper_kernels.linear.convrot.nvfp4 import convrot_nvfp4_compile_options
 from piper_kernels.linear.nvfp4 import nvfp4_compile_options
-from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
-from piper_kernels.weights.convrot.nvfp4 import ConvRotNVFP4Tensor
-from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
 
 WIDTH = 32
 OPTIONS = {
-    "int8": (
+    "convrot_int8": (
         convrot_int8_compile_options,
         convrot_int8_gelu_ffn_compile_options,
         convrot_int8_swiglu_ffn_compile_options,
@@ -38,7 +35,7 @@ OPTIONS = {
     ),
 }
 # What rounds differently when an activation is computed by a preparation, in several linears.
-TOLERANCE = {"int8": 0.05, "nvfp4": 0.25, "convrot_nvfp4": 0.25}
+TOLERANCE = {"convrot_int8": 0.05, "nvfp4": 0.25, "convrot_nvfp4": 0.25}
 STEPS = ("linear", "linear", "linear", "gelu", "silu", "gated", "add", "flat", "relu", "network")
 
 
@@ -48,19 +45,8 @@ def seeded(draw):
 
 def make_weight(draw, fmt, dtype, rows=WIDTH, features=WIDTH):
     dense = (torch.randn(rows, features, generator=seeded(draw)) / features**0.5).to(dtype)
-    act = draw.choice([None, None, torch.tensor(0.03 if fmt == "int8" else 0.002)])
-    if fmt == "int8":
-        return ConvRotInt8Tensor.from_hp(dense, group_size=16, act_per_tensor_scale=act)
-    options = {
-        "is_swizzled_scales": True,
-        "act_per_tensor_scale": act,
-        "act_quant_kwargs": QuantizeTensorToNVFP4Kwargs(
-            is_swizzled_scales=True, use_dynamic_per_tensor_scale=act is None
-        ),
-    }
-    if fmt == "nvfp4":
-        return PiperNVFP4Tensor.from_hp(dense, **options)
-    return ConvRotNVFP4Tensor.from_hp(dense, group_size=16, **options)
+    act = draw.choice([None, None, torch.tensor(0.03 if fmt == "convrot_int8" else 0.002)])
+    return quantized(fmt, dense, act=act)
 
 
 def make_program(draw, fmt, dtype):

@@ -98,7 +98,7 @@ def prepare_image(
     frame = as_rgb(image, name)
     height, width = frame.shape[:2]
     if (height, width) == tuple(resolution):
-        return torch.from_numpy(_planar(_scaled(frame)))
+        return torch.from_numpy(_planes(frame))
     if resize is ResizeFilter.NONE:
         raise ProcessingError(
             f"camera {name!r}: the frame is {height}x{width} but the policy reads "
@@ -106,13 +106,13 @@ def prepare_image(
             "or use a preset with resize 'pil' or 'interpolate'"
         )
     if resize is ResizeFilter.STRETCH:
-        return torch.from_numpy(_planar(_scaled(_interpolate(frame, resolution))))
+        return torch.from_numpy(_planes(_interpolate(frame, resolution)))
     box = letterbox_geometry(height, width, *resolution)
     size = (box.height, box.width)
     resized = _pil(frame, size) if resize is ResizeFilter.PIL else _interpolate(frame, size)
     canvas = np.full((3, *resolution), pad_value, dtype=np.float32)
     place = canvas[:, box.top : box.top + box.height, box.left : box.left + box.width]
-    place[...] = _scaled(resized).transpose(2, 0, 1)
+    place[...] = _planes(resized)
     return torch.from_numpy(canvas)
 
 
@@ -166,16 +166,19 @@ def _channel_fault(shape: tuple[int, ...]) -> str:
     return f"shape {shape} has no axis of 3 colour channels"
 
 
-def _planar(frame: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(frame.transpose(2, 0, 1))
+def _unit(frame: np.ndarray) -> np.ndarray:
+    """Pixels to a new float32 array in [0, 1]: uint8 by `x / 255`."""
+    if frame.dtype == np.uint8:
+        return np.divide(frame, 255, dtype=np.float32)
+    return frame.astype(np.float32)
 
 
-def _scaled(frame: np.ndarray) -> np.ndarray:
-    """Pixels to [-1, 1] float32: uint8 by `x / 255 * 2 - 1`, floats by `x * 2 - 1`."""
-    unit = frame if frame.dtype != np.uint8 else np.divide(frame, 255, dtype=np.float32)
-    scaled = np.multiply(unit, 2, dtype=np.float32)
-    scaled -= 1
-    return scaled
+def _planes(frame: np.ndarray) -> np.ndarray:
+    """Pixels `[H, W, 3]` to float32 `[3, H, W]` in [-1, 1]."""
+    pixels = _unit(frame)
+    pixels *= 2
+    pixels -= 1
+    return pixels.transpose(2, 0, 1)
 
 
 def _pil(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -186,7 +189,6 @@ def _pil(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _interpolate(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    unit = np.divide(frame, 255, dtype=np.float32) if frame.dtype == np.uint8 else frame.copy()
-    pixels = torch.from_numpy(unit).permute(2, 0, 1)
+    pixels = torch.from_numpy(_unit(frame)).permute(2, 0, 1)
     resized = interpolate(pixels[None], size=size, mode="bilinear", align_corners=False)[0]
     return resized.clamp_(0.0, 1.0).permute(1, 2, 0).numpy()

@@ -64,20 +64,23 @@ class Rank:
         self.together: Parallel = Parallel()
         self.model: Cosmos3Transformer | None = None
         self.conditions: list[Conditions] = []
+        self.parts = 0
         if alone:
-            self._build(self.together)
+            self._build(self.together, 1)
 
     def place(self, grid: Grid) -> None:
-        """Joins the ranks; where they share layers the model becomes this rank's part of it."""
+        """Joins the ranks, and makes the model anew where each gets another part of it."""
         branches, parts = grid
         self.together = join(cfg_size=branches, tp_size=parts)
-        if parts > 1 or self.model is None:
+        builds = parts != self.parts
+        if builds:
             self.model, self.conditions = None, []
             gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(self.device)
-            self._build(self.together)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        if builds:
+            self._build(self.together, parts)
 
     def memory(self) -> list[int]:
         """Returns the most bytes that each rank has had in use since its model was placed."""
@@ -87,7 +90,8 @@ class Rank:
         distributed.all_gather_object(found, most)
         return found
 
-    def _build(self, parallel: Parallel) -> None:
+    def _build(self, parallel: Parallel, parts: int) -> None:
+        self.parts = parts
         with kernels(self.policy, str(self.device)):
             self.model = model = random_transformer(
                 self.config, params_dtype=self.dtype, device=self.device, parallel=parallel
@@ -148,8 +152,7 @@ def time_ranks(
         config: sizes.
         layout: of the media.
         sampling: steps and guidance.
-        grids: how the devices share the work, each of the same number of them; those that share no
-            layer first.
+        grids: how the devices share the work, each of the same number of them.
         dtype: of weights and activations.
         kind: ``cuda``, or ``cpu`` for a rehearsal.
         policy: kernel rules and quantization.

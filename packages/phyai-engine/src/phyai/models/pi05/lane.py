@@ -230,7 +230,7 @@ class Lane:
     def _forget_loops(self) -> None:
         """Drops the loops used longest ago, so that clients that vary steps fill no memory."""
         while len(self.loop_graphs) >= MOST_LOOPS:
-            if self._copied is not None:
+            if self.model.device.type == "cuda":
                 torch.cuda.current_stream(self.model.device).synchronize()
             self.loop_graphs.popitem(last=False)
 
