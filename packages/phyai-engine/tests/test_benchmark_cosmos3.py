@@ -71,7 +71,17 @@ def test_the_page_shows_every_part(benchmark, document):
             "one_device_ms": [10.0],
             "branches": {"ms": [5.5], "speedup": 1.818},
             "layers": {"ms": [8.0], "speedup": 1.25},
-        }
+        },
+        "half": {
+            "one_device": {"ms": [12.0]},
+            "branches": {"ms": [6.0], "speedup": 2.0},
+            "layers": {"error": "OutOfMemoryError: too large"},
+        },
+        "large": {
+            "one_device": {"error": "OutOfMemoryError: too large"},
+            "branches": {"error": "OutOfMemoryError: too large"},
+            "layers": {"ms": [7.0]},
+        },
     }
     text = benchmark.page(document)
     spent = measured["ms"]["request"]["p50"]
@@ -91,6 +101,10 @@ def test_the_page_shows_every_part(benchmark, document):
     assert "dense Piper was not measured" in text
     assert "| `other` | 10.0 | a branch each | 5.5 | 1.818 |" in text
     assert "| `other` | 10.0 | half of every layer each | 8.0 | 1.25 |" in text
+    assert "| `half` | 12.0 | a branch each | 6.0 | 2.0 |" in text
+    assert "`half`, layers, was not measured: OutOfMemoryError: too large" in text
+    assert "| `large` |  | half of every layer each | 7.0 |  |" in text
+    assert "`large`, one_device, was not measured: OutOfMemoryError: too large" in text
     assert "| `gemm` | 4 | 100 | 25.0 |" in text
     alone = {"environment": document["environment"], "date": "2026"}
     assert "diffusers" not in benchmark.page(alone)

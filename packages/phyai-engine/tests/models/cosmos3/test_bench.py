@@ -109,37 +109,97 @@ class OneProcess:
         self.rank = None
 
 
-def test_branches_on_two_ranks(monkeypatch):
+@pytest.fixture
+def places(monkeypatch):
+    """The grids that ranks join, of which only the first runs."""
+    joined = []
     monkeypatch.setattr(bench_parallel, "Workers", OneProcess)
     monkeypatch.setattr(bench_parallel.Rank, "memory", lambda self: [1, 2])
-    places = []
     monkeypatch.setattr(
-        bench_parallel, "join", lambda **sizes: places.append(sizes) or bench_parallel.Parallel()
+        bench_parallel, "join", lambda **sizes: joined.append(sizes) or bench_parallel.Parallel()
     )
+    return joined
+
+
+def time_two(**options):
     action = ActionLayout(3, 0, (0,), 4, 2)
     layout = Layout(2, 4, 4, clean_frames=(0,), fps=15.0, action=action)
-    found = bench_parallel.time_ranks(
-        CONFIG, layout, Sampling(2, 3.0, 5.0), dtype=torch.float32, kind="cpu", runs=2
-    )
+    sampling = Sampling(2, 3.0, 5.0)
+    options = {"dtype": torch.float32, "kind": "cpu", "runs": 2} | options
+    return bench_parallel.time_ranks(CONFIG, layout, sampling, **options)
+
+
+def test_branches_on_two_ranks(places):
+    told = []
+    found = time_two(report=lambda name, result: told.append((name, result)))
     assert places == [{"cfg_size": 2, "tp_size": 1}, {"cfg_size": 1, "tp_size": 2}]
-    assert len(found["one_device_ms"]) == 2
+    assert told == [*found.items()]
+    assert list(found) == ["one_device", "branches", "layers"]
+    assert len(found["one_device"]["ms"]) == 2
+    assert set(found["one_device"]) == {"ms", "most_bytes"}
     for how in ("branches", "layers"):
         shared = found[how]
-        assert shared["relative_difference"] == 0
+        assert shared["difference"] == {"video": 0, "action": 0}
         assert shared["most_bytes"] == [1, 2]
-        least = min(found["one_device_ms"]) / min(shared["ms"])
+        least = min(found["one_device"]["ms"]) / min(shared["ms"])
         assert shared["speedup"] == pytest.approx(least, rel=1e-2, abs=1e-3)
+
+
+def test_the_error_of_bf16_is_told_from_that_of_sharing(places):
+    found = time_two(dtype=torch.bfloat16, exact=True)
+    for name in ("one_device", "branches", "layers"):
+        errors = found[name]["difference_to_fp32"]
+        assert set(errors) == {"video", "action"}
+        assert all(1e-3 < error < 0.2 for error in errors.values()), "the same weights, rounded"
+    wide = time_two(exact=True)
+    assert wide["layers"]["difference_to_fp32"] == {"video": 0, "action": 0}
+    assert "difference_to_fp32" not in time_two()["layers"]
+
+
+def test_what_fails_stops_nothing_else(places, monkeypatch):
+    make, told = bench_parallel.Rank._make, []
+
+    def whole_is_too_large(self, parallel, dtype):
+        if len(places) < 2:
+            raise torch.OutOfMemoryError("too large\nfor this device")
+        return make(self, parallel, dtype)
+
+    monkeypatch.setattr(bench_parallel.Rank, "_make", whole_is_too_large)
+    found = time_two(exact=True, report=lambda name, _: told.append(name))
+    assert told == ["fp32", "one_device", "branches", "layers"]
+    for name in told[:3]:
+        assert found[name] == {"error": "OutOfMemoryError: too large"}
+    assert set(found["layers"]) == {"ms", "most_bytes"}
+
+
+def test_models_are_made_anew_where_parts_differ(places, monkeypatch):
+    make, made = bench_parallel.Rank._make, []
+    monkeypatch.setattr(
+        bench_parallel.Rank, "_make", lambda *all: made.append(len(places)) or make(*all)
+    )
+    time_two(grids=[(2, 1), (1, 2)])
+    assert made == [0, 2], "one for itself and its branch, one for its half of every layer"
 
 
 def test_four_ranks_share_branches_and_layers():
     found = bench_parallel.time_ranks(
         CONFIG, Layout(2, 4, 4, fps=15.0), Sampling(2, 3.0, 5.0),
-        grids=[(2, 2)], dtype=torch.float32, kind="cpu", runs=1,
+        grids=[(2, 2)], dtype=torch.float32, kind="cpu", runs=1, exact=True,
     )  # fmt: skip
     shared = found["cfg 2 x tp 2"]
-    assert shared["relative_difference"] < 1e-5
+    assert shared["difference"]["video"] < 1e-5
+    assert 0 < shared["difference_to_fp32"]["video"] < 1e-5
     assert len(shared["ms"]) == 1
     assert shared["most_bytes"] == [0] * 4
+
+
+@pytest.mark.parametrize("size", ["nano", "super_"])
+def test_the_bytes_of_the_weights_are_those_of_the_published_sizes(size):
+    config = getattr(Cosmos3Config, size)()
+    whole = {"nano": 2 * 6_946_071_552 + 622_329_856, "super_": 2 * 31_206_293_504 + 777_912_320}
+    for parts in (1, 2, 8):
+        found = bench_parallel.weight_bytes(config, parts)
+        assert found == pytest.approx(2 * whole[size] / parts, rel=1e-3)
 
 
 def test_grids_of_different_sizes_are_refused():

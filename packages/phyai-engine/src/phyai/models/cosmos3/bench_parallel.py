@@ -2,15 +2,17 @@
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
 
-from phyai.models.cosmos3.bench import CountedTokens, Policy, kernels, synchronize
+from phyai.models.cosmos3.bench import CountedTokens, Policy, describe, kernels, synchronize
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.denoise import denoise
+from phyai.models.cosmos3.floor import layer_parameters
 from phyai.models.cosmos3.model import Cosmos3Transformer
 from phyai.models.cosmos3.noise import torch_noise
 from phyai.models.cosmos3.parallel import Parallel, join
@@ -28,11 +30,25 @@ Grid = tuple[int, int]
 """Guidance branches computed at a time, and ranks that share a layer."""
 
 TWO: tuple[Grid, ...] = ((2, 1), (1, 2))
+Data = dict[str, torch.Tensor]
+"""What the loop makes, by modality."""
+
 NAMES = {(2, 1): "branches", (1, 2): "layers"}
 
 
+def weight_bytes(config: Cosmos3Config, parts: int) -> float:
+    """Returns the bytes in 16 bits of the towers and the vocabulary that a rank holds.
+
+    Args:
+        config: sizes.
+        parts: ranks that share a layer.
+    """
+    layers = 2 * config.num_hidden_layers * layer_parameters(config)
+    return 2.0 * (layers + config.vocab_size * config.hidden_size) / parts
+
+
 class Rank:
-    """One of several ranks with the same random weights, at first each with a whole model.
+    """One of several ranks with the same random weights; it has no model before it is placed.
 
     Args:
         rank: of this process.
@@ -41,7 +57,6 @@ class Rank:
         dtype: of weights and activations.
         kind: ``cuda`` or ``cpu``.
         policy: kernel rules and quantization.
-        alone: whether there is a whole model at first.
     """
 
     def __init__(
@@ -52,7 +67,6 @@ class Rank:
         dtype: torch.dtype,
         kind: str,
         policy: Policy,
-        alone: bool = True,
     ) -> None:
         self.device: torch.device = (
             torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -65,14 +79,23 @@ class Rank:
         self.model: Cosmos3Transformer | None = None
         self.conditions: list[Conditions] = []
         self.parts = 0
-        if alone:
-            self._build(self.together, 1)
 
-    def place(self, grid: Grid) -> None:
-        """Joins the ranks, and makes the model anew where each gets another part of it."""
-        branches, parts = grid
-        self.together = join(cfg_size=branches, tp_size=parts)
-        builds = parts != self.parts
+    def exact(self, sampling: Sampling) -> Data:
+        """Returns the data of a whole model in fp32, which is not kept."""
+        with kernels(None, str(self.device)), torch.no_grad():
+            model, conditions = self._make(Parallel(), torch.float32)
+            found = denoise(model, self._noise(), conditions, self.layout, sampling)
+        return _data(found)
+
+    def place(self, grid: Grid | None) -> None:
+        """Joins the ranks, and makes the model anew where each gets another part of it.
+
+        Args:
+            grid: how they share the work; each has a whole model and does all of it if None.
+        """
+        branches, parts = (1, 1) if grid is None else grid
+        self.together = Parallel() if grid is None else join(cfg_size=branches, tp_size=parts)
+        builds = self.model is None or parts != self.parts
         if builds:
             self.model, self.conditions = None, []
             gc.collect()
@@ -80,7 +103,9 @@ class Rank:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
         if builds:
-            self._build(self.together, parts)
+            with kernels(self.policy, str(self.device)):
+                self.model, self.conditions = self._make(self.together, self.dtype)
+            self.parts = parts
 
     def memory(self) -> list[int]:
         """Returns the most bytes that each rank has had in use since its model was placed."""
@@ -90,31 +115,29 @@ class Rank:
         distributed.all_gather_object(found, most)
         return found
 
-    def _build(self, parallel: Parallel, parts: int) -> None:
-        self.parts = parts
-        with kernels(self.policy, str(self.device)):
-            self.model = model = random_transformer(
-                self.config, params_dtype=self.dtype, device=self.device, parallel=parallel
-            )
-            tokens = CountedTokens(self.config.vocab_size)
-            self.conditions = [
-                model.prefill(torch.tensor(tokens.encode(text))) for text in ("a robot", "")
-            ]
+    def _make(
+        self, parallel: Parallel, dtype: torch.dtype
+    ) -> tuple[Cosmos3Transformer, list[Conditions]]:
+        model = random_transformer(
+            self.config, params_dtype=dtype, device=self.device, parallel=parallel
+        )
+        tokens = CountedTokens(self.config.vocab_size)
+        texts = [torch.tensor(tokens.encode(text)) for text in ("a robot", "")]
+        return model, [model.prefill(text) for text in texts]
 
-    def run(self, sampling: Sampling, runs: int, *, together: bool) -> dict[str, Any]:
-        """Times the loop from noise to data.
+    def run(self, sampling: Sampling, runs: int) -> dict[str, Any]:
+        """Times the loop from noise to data, as the ranks were placed.
 
         Args:
             sampling: steps and guidance.
             runs: timed ones.
-            together: whether ranks share the work, or each does all of it.
 
         Returns:
-            Milliseconds of each run, and the video latents.
+            Milliseconds of each run, and the data.
         """
         model = self.model
         assert model is not None, "there is a model once the rank is placed"
-        model.parallel = self.together if together else Parallel()
+        model.parallel = self.together
         state = self._noise()
         spent: list[float] = []
         with kernels(self.policy, str(self.device)), torch.no_grad():
@@ -125,7 +148,7 @@ class Rank:
                 found = denoise(model, state, self.conditions, self.layout, sampling)
                 synchronize(self.device)
                 spent.append(1e3 * (time.perf_counter() - start))
-        return {"ms": spent, "video": found.video}
+        return {"ms": spent, "data": _data(found)}
 
     def _noise(self) -> Modalities:
         config = self.config
@@ -145,8 +168,12 @@ def time_ranks(
     policy: Policy = None,
     runs: int = 3,
     alone: bool = True,
+    exact: bool = False,
+    report: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Times the loop on one device, and on several that share guidance branches or every layer.
+
+    What fails has its reason as ``error`` in place of its results, and the rest goes on.
 
     Args:
         config: sizes.
@@ -158,11 +185,15 @@ def time_ranks(
         policy: kernel rules and quantization.
         runs: timed ones of each.
         alone: whether one device is timed too; it must hold the whole model.
+        exact: whether one device also computes the result in fp32, to tell the error of ``dtype``
+            from that of sharing; it must hold the whole model in fp32.
+        report: is told the name and the result of each part as soon as it has ended.
 
     Returns:
-        Milliseconds of one device, and by ``branches``, ``layers`` or ``cfg C x tp T`` those of
-        all, how much faster they are, the relative difference of the result, and the most bytes of
-        each rank.
+        By ``one_device``, and by ``branches``, ``layers`` or ``cfg C x tp T`` for all devices:
+        milliseconds, the most bytes of each rank, and, where there is something to compare with,
+        how much faster than one device, and by modality the relative difference of the data to
+        one device's and to the data in fp32, the norm of the difference over that of the data.
 
     Raises:
         ValueError: for grids of different numbers of devices.
@@ -171,33 +202,64 @@ def time_ranks(
     if len(sizes) != 1:
         raise ValueError(f"grids {[*grids]} have {sorted(sizes)} devices; they must have the same")
     backend = "nccl" if kind == "cuda" else "gloo"
-    ranks = (config, layout, dtype, kind, policy, alone)
-    workers = Workers(sizes.pop(), Rank, *ranks, backend=backend)
+    workers = Workers(sizes.pop(), Rank, config, layout, dtype, kind, policy, backend=backend)
     found: dict[str, Any] = {}
+    references: dict[str, Any] = {}
+
+    def in_fp32() -> dict[str, Any]:
+        references["fp32"] = workers.call("exact", sampling)
+        return {}
+
+    def placed(grid: Grid | None) -> dict[str, Any]:
+        workers.call("place", grid)
+        timed = workers.call("run", sampling, runs)
+        result = _compared(timed, references) | {"most_bytes": workers.call("memory")}
+        if grid is None:
+            references["alone"] = timed
+        return result
+
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"fp32": in_fp32} if exact else {}
+    for grid in [None, *grids] if alone else grids:
+        parts[_name(grid)] = partial(placed, grid)
     try:
-        one = workers.call("run", sampling, runs, together=False) if alone else None
-        if one is not None:
-            found["one_device_ms"] = _rounded(one["ms"])
-        for grid in grids:
-            workers.call("place", grid)
-            shared = workers.call("run", sampling, runs, together=True)
-            name = NAMES.get(grid, f"cfg {grid[0]} x tp {grid[1]}")
-            found[name] = _compared(shared, one) | {"most_bytes": workers.call("memory")}
+        for name, measure in parts.items():
+            try:
+                result = measure()
+            except Exception as error:  # the other parts are still worth measuring
+                result = {"error": describe(error)}
+            if result:
+                found[name] = result
+                if report is not None:
+                    report(name, result)
     finally:
         workers.close()
     return found
 
 
-def _rounded(spent: Sequence[float]) -> list[float]:
-    return [round(value, 2) for value in spent]
+def _name(grid: Grid | None) -> str:
+    if grid is None:
+        return "one_device"
+    return NAMES.get(grid, f"cfg {grid[0]} x tp {grid[1]}")
 
 
-def _compared(found: dict[str, Any], alone: dict[str, Any] | None) -> dict[str, Any]:
-    if alone is None:
-        return {"ms": _rounded(found["ms"])}
-    ours, theirs = torch.as_tensor(found["video"]), torch.as_tensor(alone["video"])
+def _compared(timed: dict[str, Any], references: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"ms": [round(value, 2) for value in timed["ms"]]}
+    alone = references.get("alone")
+    if alone is not None:
+        found["speedup"] = round(min(alone["ms"]) / min(timed["ms"]), 3)
+        found["difference"] = _differences(timed["data"], alone["data"])
+    if "fp32" in references:
+        found["difference_to_fp32"] = _differences(timed["data"], references["fp32"])
+    return found
+
+
+def _data(found: Modalities) -> Data:
+    parts = {"video": found.video, "action": found.action, "sound": found.sound}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _differences(ours: Data, theirs: Data) -> dict[str, float]:
     return {
-        "ms": _rounded(found["ms"]),
-        "speedup": round(min(alone["ms"]) / min(found["ms"]), 3),
-        "relative_difference": float((ours - theirs).norm() / theirs.norm()),
+        name: float((part - theirs[name]).norm() / theirs[name].norm())
+        for name, part in ours.items()
     }
