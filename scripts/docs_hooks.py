@@ -2,14 +2,16 @@
 
 READMEs lie beside what they describe. They become pages of the site under their path in the
 repository, and links are followed from where a page lies there. A link to a file that is no page,
-such as a source file, becomes its name. The reference has a page for each package, with every
-public module that names what is public.
+such as a source file, becomes its name. The reference has a page for each package, with the names
+that the tests hold as public: those of ``__all__``, and those that pages and examples import.
 """
 # pyright: reportMissingImports=false
 
 import ast
+import json
 import os
 import re
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,8 +22,16 @@ SOURCES = {
     "phyai_quant": "packages/phyai-quant/src",
     "phyai": "packages/phyai-engine/src",
 }
+SURFACES = ("tests/public_names.json", "packages/piper-kernels/tests/public_surface.json")
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
 CODE_OF_CELL = re.compile(r"(?<=<code>)[^<]{20,}(?=</code>)")
+BREAK = re.compile(r"(?<=\w[._:/])(?=\w)")
+FILE_NAME = re.compile(r"[\w/-]+\.\w+")
+HEADING = re.compile(
+    r'<h\d id="(?P<path>[\w.]+)" class="doc doc-heading">.*?</h\d>\s*'
+    r'<div class="doc doc-contents[^"]*">\s*(?:<p>.*?</p>)?',
+    re.DOTALL,
+)
 LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -34,13 +44,33 @@ def outside_pages() -> list[str]:
     return sorted(path for path in paths if path != "README.md" and "/.venv/" not in path)
 
 
+@cache
+def public_surface() -> dict[str, dict[str, Any]]:
+    """Return the public names by module as the tests hold them, each with its description."""
+    surface: dict[str, dict[str, Any]] = {}
+    for path in SURFACES:
+        surface |= json.loads((ROOT / path).read_text(encoding="utf-8"))
+    return surface
+
+
+@cache
+def enumerations() -> dict[str, dict[str, str]]:
+    """Return the members of every public enumeration, by its path: name to value."""
+    return {
+        f"{module}.{name}": described
+        for module, names in public_surface().items()
+        for name, described in names.items()
+        if isinstance(described, dict) and "constructor" not in described
+    }
+
+
 def public_modules(package: str) -> list[str]:
-    """Return the modules of a package, none of them private, that have ``__all__``."""
+    """Return the modules of a package, none of them private, that have public names."""
     return list(public_names(package))
 
 
 def public_names(package: str) -> dict[str, dict[str, str]]:
-    """Return the public modules of a package: each name of ``__all__`` and where it comes from.
+    """Return the public modules of a package: each public name and where it comes from.
 
     A name that a module takes from another public module comes from there, else from itself.
     """
@@ -52,8 +82,10 @@ def public_names(package: str) -> dict[str, dict[str, str]]:
         if any(name.startswith("_") for name in names) or "cli" in names:
             continue
         body = ast.parse(path.read_text(encoding="utf-8")).body
-        exported = exported_names(body)
-        if exported is not None:
+        held = public_surface().get(".".join(names), {})
+        imported = [name for name, described in held.items() if described != "module"]
+        exported = list(dict.fromkeys([*(exported_names(body) or []), *imported]))
+        if exported:
             found[".".join(names)] = exported
             taken[".".join(names)] = {
                 alias.name: node.module
@@ -88,14 +120,14 @@ def reference_page(package: str) -> str:
     modules = "\n".join(
         reference_section(module, names) for module, names in public_names(package).items()
     )
-    return f"# {package}\n\n{modules}"
+    return f"# Reference of {package}\n\n{modules}"
 
 
 def reference_section(module: str, names: dict[str, str]) -> str:
     """Return the section of a module; names of other public modules are links to there."""
     links = [f"[`{name}`](#{at}.{name})" for name, at in names.items() if at != module]
     own = "".join(f"\n        - {name}" for name, at in names.items() if at == module)
-    members = f"      members:{own}\n" if links and own else "      members: false\n" * bool(links)
+    members = f"      members:{own}\n" if own else "      members: false\n"
     also = f"\nAlso to be imported from here: {', '.join(links)}.\n" if links else ""
     return (
         f"## {module}\n\n::: {module}\n    options:\n"
@@ -141,7 +173,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
             path = f"{path}/README.md"
         wanted = "index.md" if path == "README.md" else place_in_site(path)
         if files.get_file_from_path(wanted) is None:
-            return match["text"][1:-1]
+            text = match["text"][1:-1]
+            return f"`{text}`" if FILE_NAME.fullmatch(text) else text
         start = PurePosixPath(page.file.src_uri).parent
         return f"{match['text']}({os.path.relpath(wanted, start)}{anchor})"
 
@@ -149,11 +182,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
-    """Let long names in tables break behind dots and underscores; drop roles of docstrings."""
+    """Name the members of enumerations, break long names in tables, drop roles of docstrings.
+
+    A name breaks behind a dot or an underscore that does not begin it.
+    """
 
     def breakable(cell: re.Match[str]) -> str:
-        return CODE_OF_CELL.sub(
-            lambda code: re.sub(r"(?<=[._:/])(?=\w)", "<wbr>", code[0]), cell[0]
-        )
+        return CODE_OF_CELL.sub(lambda code: BREAK.sub("<wbr>", code[0]), cell[0])
 
-    return re.sub(r"<td[ >].*?</td>", breakable, ROLE.sub("", html), flags=re.DOTALL)
+    def with_members(heading: re.Match[str]) -> str:
+        members = enumerations().get(heading["path"], {})
+        listed = ", ".join(f"<code>{name}</code> ({value})" for name, value in members.items())
+        return f"{heading[0]}\n<p>Members: {listed}.</p>" if members else heading[0]
+
+    html = HEADING.sub(with_members, ROLE.sub("", html))
+    return re.sub(r"<td[ >].*?</td>", breakable, html, flags=re.DOTALL)

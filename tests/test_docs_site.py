@@ -83,6 +83,33 @@ def test_the_reference_lists_public_modules_only():
     assert "::: piper_kernels.attention\n" in hooks.reference_page("piper_kernels")
 
 
+def test_the_reference_has_every_name_that_is_held_as_public():
+    """Also what pages import from modules without ``__all__``, such as the engine itself."""
+    offered = {}
+    for package in hooks.SOURCES:
+        offered |= hooks.public_names(package)
+    assert {"Engine", "EngineArgs"} <= offered["phyai.engine"].keys()
+    missing = {
+        f"{module}.{name}"
+        for module, names in hooks.public_surface().items()
+        for name, described in names.items()
+        if described != "module" and name not in offered.get(module, {})
+    }
+    assert missing == {"phyai.cli.main", "phyai_quant.cli.main"}
+
+
+def test_members_of_an_enumeration_stand_behind_its_description():
+    html = (
+        '<h3 id="phyai.dispatch.KernelMode" class="doc doc-heading">k</h3>\n'
+        '<div class="doc doc-contents ">\n<p>How a call runs.</p>\n<p>More.</p></div>'
+    )
+    found = hooks.on_page_content(html, None, None, None)
+    members = "<code>EAGER</code> (eager), <code>CAPTURE</code> (capture)"
+    assert f"runs.</p>\n<p>Members: {members}" in found
+    other = html.replace("KernelMode", "Selector")
+    assert hooks.on_page_content(other, None, None, None) == other
+
+
 def test_a_name_that_two_modules_offer_is_documented_once():
     names = hooks.public_names("piper_kernels")
     deepest = "piper_kernels.attention.coarse"
@@ -145,6 +172,7 @@ def test_a_link_to_no_page_becomes_its_name():
     files = SimpleNamespace(get_file_from_path=lambda path: None)
     here = SimpleNamespace(file=SimpleNamespace(src_uri="cli.md"))
     assert hooks.on_page_markdown("see [it](../scripts/test).", here, None, files) == "see it."
+    assert hooks.on_page_markdown("[a.py](a.py) is", here, None, files) == "`a.py` is"
 
 
 def test_long_names_in_tables_may_break_behind_a_dot():
@@ -156,6 +184,8 @@ def test_long_names_in_tables_may_break_behind_a_dot():
         "<code>a_<wbr>module.<wbr>with_<wbr>a_<wbr>long.<wbr>name_<wbr>in_<wbr>it</code>" in found
     )
     assert f"<code>{short}</code></td>{text}" in found
+    private = hooks.on_page_content(f"<td><code>_{long}</code></td>", None, None, None)
+    assert private.startswith("<td><code>_a_<wbr>module.")
 
 
 def test_roles_of_docstrings_are_dropped():
