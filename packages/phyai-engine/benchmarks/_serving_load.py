@@ -29,9 +29,11 @@ class Server:
         process: The server.
         port: Where it listens.
         events: Lines of its log, with the time of this process in `at`.
+        ready_s: Seconds from its start until it listened, its engines warm.
 
     Raises:
         RuntimeError: The server ended before it listened.
+        TimeoutError: It did not listen within five minutes.
     """
 
     def __init__(
@@ -65,7 +67,12 @@ class Server:
         self._said = ""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        self.port: int = self.wait_for("listening")["port"]
+        try:
+            self.port: int = self.wait_for("listening")["port"]
+        except BaseException:
+            self.close()
+            raise
+        self.ready_s: float = round(time.monotonic() - self._started, 1)
 
     def wait_for(self, name: str, count: int = 1, timeout_s: float = 300) -> dict[str, Any]:
         """Return the event `name` when it has come `count` times."""
@@ -83,10 +90,14 @@ class Server:
         raise TimeoutError(f"no event {name!r} within {timeout_s} s")
 
     def close(self) -> None:
-        """Drain and end."""
+        """Drain and end; what has not ended within a minute is killed."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         self._folder.cleanup()
 
     def _read(self) -> None:

@@ -47,6 +47,13 @@ def weight_bytes(config: Cosmos3Config, parts: int) -> float:
     return 2.0 * (layers + config.vocab_size * config.hidden_size) / parts
 
 
+def grid_name(grid: Grid | None) -> str:
+    """Returns what results of ``grid`` are stored under; None is one device."""
+    if grid is None:
+        return "one_device"
+    return NAMES.get(grid, f"cfg {grid[0]} x tp {grid[1]}")
+
+
 class Rank:
     """One of several ranks with the same random weights; it has no model before it is placed.
 
@@ -220,7 +227,7 @@ def time_ranks(
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {"fp32": in_fp32} if exact else {}
     for grid in [None, *grids] if alone else grids:
-        parts[_name(grid)] = partial(placed, grid)
+        parts[grid_name(grid)] = partial(placed, grid)
     try:
         for name, measure in parts.items():
             try:
@@ -234,12 +241,6 @@ def time_ranks(
     finally:
         workers.close()
     return found
-
-
-def _name(grid: Grid | None) -> str:
-    if grid is None:
-        return "one_device"
-    return NAMES.get(grid, f"cfg {grid[0]} x tp {grid[1]}")
 
 
 def _compared(timed: dict[str, Any], references: dict[str, Any]) -> dict[str, Any]:
