@@ -39,8 +39,8 @@ def time_rows(
         name: Variant(lambda index, calls=calls: calls[index](), len(calls))
         for name, calls in runs.items()
     }
-    times = time_variants(variants)
-    baseline = times.get("cudnn", {}).get("ms")
+    times = time_variants(variants, sustained=True)
+    baseline = times.get("cudnn", {})
     for row in rows:
         found = times.get(row["provider"])
         if found is None:
@@ -49,7 +49,8 @@ def time_rows(
         if "error" in found:
             continue
         row["tops"] = operations / found["ms"] / 1e9
-        row["times_cudnn"] = baseline / found["ms"] if baseline else None
+        for field, of in (("ms", "times_cudnn"), ("sustained_ms", "sustained_times_cudnn")):
+            row[of] = baseline[field] / found[field] if field in baseline else None
         row["phases"], row["kernels"] = profile_call(runs[row["provider"]][0])
 
 

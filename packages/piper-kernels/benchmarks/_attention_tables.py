@@ -21,6 +21,8 @@ def attention_table(rows: list[dict]) -> str:
     header = ["provider", *(f"{phase} ms" for phase in PHASES), "total ms", "p10–p90", "TOP/s"]
     sparse = any("kept_tops" in row for row in rows)
     header += [*(["kept TOP/s"] if sparse else []), "× cuDNN"]
+    alone = any("sustained_ms" in row for row in rows)
+    header += ["alone ms", "alone × cuDNN"] if alone else []
     header += [] if sparse else ["SQNR dB", "worst head dB", "cosine"]
     lines = []
     for row in rows:
@@ -33,6 +35,8 @@ def attention_table(rows: list[dict]) -> str:
         line += [number(row["tops"])]
         line += [number(row.get("kept_tops"))] if sparse else []
         line += [number(row["times_cudnn"])]
+        if alone:
+            line += [number(row.get(key)) for key in ("sustained_ms", "sustained_times_cudnn")]
         if not sparse:
             line += [number(row["sqnr_db"]), number(row["worst_head_db"])]
             line += [None if row["cosine"] is None else f"{row['cosine']:.5f}"]
@@ -69,8 +73,9 @@ def targets_table(targets: list[dict]) -> str:
             LABELS[entry["provider"]],
             f"≥ {entry['required']:g}",
             number(entry["found"]),
+            number(entry.get("alone")),
             "yes" if entry["met"] else "no",
         ]
         for entry in targets
     ]
-    return table(["target", "case", "provider", "required", "found", "met"], lines)
+    return table(["target", "case", "provider", "required", "found", "alone", "met"], lines)

@@ -47,7 +47,11 @@ TARGETS = (
 
 
 def evaluate(rows: Iterable[dict]) -> list[dict]:
-    """Return ``target``, ``case``, ``provider``, ``required``, ``found``, ``met`` of rows meant."""
+    """Return ``target``, ``case``, ``provider``, ``required``, ``found``, ``met`` of rows meant.
+
+    ``alone`` is the ratio of providers that run by themselves, each at the clock that its own power
+    allows; ``met`` says what was found in turns, at a common clock.
+    """
     results = []
     rows = list(rows)
     for target in TARGETS:
@@ -62,6 +66,7 @@ def evaluate(rows: Iterable[dict]) -> list[dict]:
                     "provider": row["provider"],
                     "required": target.required,
                     "found": found,
+                    "alone": row.get(f"sustained_{target.field}"),
                     "met": found is not None and found >= target.required,
                 }
             )

@@ -2,7 +2,9 @@
 
 A graph holds several calls, each with another set of operands, so that launches from Python and
 warm caches do not count. A variant that cannot be captured is timed call by call behind a short
-busy kernel. On the CPU the clock of the host is used, which only shows that a variant runs.
+busy kernel. Variants in turns run at one clock, which their common power allows; where they differ
+in power, ``sustain`` times each of them alone at the clock that it settles at. On the CPU the clock
+of the host is used, which only shows that a variant runs.
 """
 
 import statistics
@@ -18,6 +20,8 @@ VARIANT_MS = 250.0
 MOST_CALLS = 64
 REPEATS = (5, 25)
 QUICK_REPEATS = 2
+# A power limit lowers the clock within tens of milliseconds.
+SUSTAINED_MS = 600.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,16 @@ class Replay:
     repeats: int
 
 
-def time_variants(variants: Mapping[str, Variant]) -> dict[str, dict]:
+def time_variants(variants: Mapping[str, Variant], *, sustained: bool = False) -> dict[str, dict]:
     """Time variants in turns.
 
+    Args:
+        variants: By name.
+        sustained: Whether to time each variant alone after that.
+
     Returns:
-        By name: ``ms`` of one call (the median), ``p10``, ``p90`` and ``captured``, or
-        ``error`` with the message of a variant that failed.
+        By name: ``ms`` of one call (the median), ``p10``, ``p90``, ``captured`` and, if asked
+        for, ``sustained_ms``, or ``error`` with the message of a variant that failed.
     """
     prepare = _capture if device().type == "cuda" else _host_replay
     ready: dict[str, Replay] = {}
@@ -79,7 +87,18 @@ def time_variants(variants: Mapping[str, Variant]) -> dict[str, dict]:
             "p90": ordered[-1 - tail],
             "captured": ready[name].captured,
         }
+    if sustained:
+        for name, replay in ready.items():
+            results[name]["sustained_ms"] = sustain(replay)
     return results
+
+
+def sustain(replay: Replay, span_ms: float = SUSTAINED_MS) -> float:
+    """Repeat a variant alone for a while; return the median time of a call in the second half."""
+    values = [_milliseconds(replay, 0)]
+    while sum(values) < span_ms and device().type == "cuda":
+        values.append(_milliseconds(replay, len(values)))
+    return statistics.median(values[len(values) // 2 :]) / replay.calls
 
 
 def _host_replay(variant: Variant) -> Replay:
