@@ -1,6 +1,6 @@
 """The ``quantization`` section of a kernel policy: which layers to quantize while loading.
 
-::
+An example of all keys:
 
     quantization:
       method: rtn                # the only method: round to nearest

@@ -89,8 +89,8 @@ class PolicyClient:
             video: Ask for the frames that the policy predicts, too.
 
         Returns:
-            The reply: `actions` [chunk, action_dim], `policy_timing`, `server_timing`, and if asked
-            for `rtc` and `video`, uint8 [T, H, W, 3].
+            The reply with `actions` [chunk, action_dim], `policy_timing`, `server_timing`, and if
+            asked for `rtc` and `video`, uint8 [T, H, W, 3].
 
         Raises:
             ServerError: The server answered with an error text.

@@ -36,7 +36,7 @@ class live_inputs:  # noqa: N801  # used as a statement, like contextlib's
     """Offers the arguments of the call that is being selected for, so that it can be measured.
 
     Operations that read the state of a running model, such as attention with its cache and plan,
-    cannot be measured on inputs made from facts. A layer selects inside this context::
+    cannot be measured on inputs made from facts. A layer selects inside this context:
 
         with live_inputs("attention_paged", query, keys, values, plan, scale=scale):
             selection = site.select(...)

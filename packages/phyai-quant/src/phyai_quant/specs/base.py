@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ShardId = str | int | None
+"""Which leg of a fused layer a tensor is for, such as ``"q"`` or 0; None is the whole layer."""
 
 _DTYPE_NAMES = {
     "float32": "fp32",

@@ -42,7 +42,8 @@ def reshape_packed(data: Tensor, quant_type: int | None, shape: Sequence[int]) -
         shape: Logical shape of the result.
 
     Returns:
-        uint8 ``[*shape[:-1], row_bytes]``; a view where ``data`` is contiguous.
+        uint8 ``[..., row_bytes]`` with the leading axes of ``shape``; a view where ``data`` is
+        contiguous.
 
     Raises:
         TypeError: The type is missing or not an integer.

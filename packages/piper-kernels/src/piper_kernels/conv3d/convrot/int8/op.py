@@ -39,7 +39,7 @@ def conv3d(
         residual: float16 ``[N, O, T', H', W']``, any strides, added before rounding.
 
     Returns:
-        float16 ``[N, O, T', H', W']``, contiguous: ``T' = (T - 1) // st + 1`` and
+        float16 ``[N, O, T', H', W']``, contiguous, with ``T' = (T - 1) // st + 1`` and
         ``H' = (H + p - 3) // sh + 1`` with ``p`` padded pixels; ``W'`` likewise.
 
     Raises:
@@ -90,7 +90,7 @@ def group_norm_silu_conv3d(
         residual: See :func:`conv3d`.
 
     Returns:
-        See :func:`conv3d`.
+        What :func:`conv3d` returns.
 
     Raises:
         TypeError, ValueError, RuntimeError: As :func:`conv3d` does.
