@@ -147,7 +147,10 @@ def _parallel(document: Mapping[str, Any]) -> Iterator[str]:
     if not found:
         return
     yield "## Two devices\n"
-    yield "A guidance branch on each, or half of every layer on each; all without graphs.\n"
+    yield (
+        "A guidance branch on each, or half of every layer on each; all without graphs. See also "
+        "[Several GPUs](scaling.md).\n"
+    )
     shares = {"branches": "a branch each", "layers": "half of every layer each"}
     rows: list[tuple[object, ...]] = []
     missing: list[str] = []
