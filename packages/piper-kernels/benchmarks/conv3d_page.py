@@ -20,7 +20,7 @@ def targets_table(targets: list[dict]) -> str:
         [t["case"], f"≥ {t['target']} ×", number(t["times_fp16"]), VERDICTS[t["met"]]]
         for t in targets
     ]
-    return table(["convolution", "target", "measured", ""], lines)
+    return table(["convolution", "target", "measured", "result"], lines)
 
 
 def sections(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ def targets_table(targets: list[dict]) -> str:
          VERDICTS[t["met"]]]
         for t in targets
     ]  # fmt: skip
-    return table(["block", "tokens", "target", "measured", ""], lines)
+    return table(["block", "tokens", "target", "measured", "result"], lines)
 
 
 def sections(folder: Path) -> dict[str, str]:
