@@ -161,7 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(check.failed))
 
 
+def stop(*_: object) -> None:
+    """End in order at SIGTERM, once: what was started ends, and the part says it was stopped."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 if __name__ == "__main__":
-    # What was started ends with this process, and the part says that it was stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(main())
