@@ -6,6 +6,10 @@
 Needs a CUDA device and compute-sanitizer, which CUDA toolkits contain. Every call runs in a process
 of its own, with allocations that the caching allocator does not merge, and sizes that end within a
 tile. The exit status is 1 when a tool finds an error or a call fails, 2 without the tool or a call.
+
+Racecheck reports a race in every kernel that Triton splits among groups of warps, see
+``_race_reports``. Where it does so for a kernel that does nothing else, these reports are not
+errors of ours; they are counted as clean and said.
 """
 
 import argparse
@@ -18,12 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from _race_reports import is_hand_over
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 TOOLS = ("memcheck", "racecheck")
 ERROR_STATUS = 86
 TIMEOUT = 600
+CONTROL = "control"
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parent / "packages/piper-kernels/src/piper_kernels/attention/_sm90_kernels"
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer")
 
 
@@ -80,17 +89,28 @@ def calls() -> dict[str, Callable[[], None]]:
     return found
 
 
+def _control() -> None:
+    import torch
+    from _warp_groups import WARPS, warp_groups_kernel
+
+    out = torch.zeros(2, device="cuda")
+    warp_groups_kernel[(1,)](out, num_warps=WARPS)  # pyright: ignore[reportCallIssue]
+    if out.tolist() != [1.0, 2.0]:
+        message = f"the control kernel stored {out.tolist()} instead of [1.0, 2.0]"
+        raise RuntimeError(message)
+
+
 def run_call(name: str) -> None:
     """Make one call; what the sanitizer watches."""
     import torch
 
     with torch.no_grad():
-        calls()[name]()
+        (_control if name == CONTROL else calls()[name])()
     torch.cuda.synchronize()
 
 
-def sanitize(sanitizer: str, tool: str, name: str) -> tuple[bool, str]:
-    """Return whether a tool finds nothing, and the end of what it says."""
+def sanitize(sanitizer: str, tool: str, name: str) -> tuple[int, str]:
+    """Let a tool watch a call; return its status, -1 for a call that does not end, and the text."""
     command = [sanitizer, f"--tool={tool}", f"--error-exitcode={ERROR_STATUS}"]
     command += ["--target-processes=all", sys.executable, __file__, "--run", name]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -99,9 +119,41 @@ def sanitize(sanitizer: str, tool: str, name: str) -> tuple[bool, str]:
             command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        return False, f"no end within {TIMEOUT} s"
-    text = (result.stdout + result.stderr).strip().splitlines()
-    return result.returncode == 0, "\n".join(text[-1:] if result.returncode == 0 else text[-20:])
+        return -1, f"no end within {TIMEOUT} s"
+    return result.returncode, (result.stdout + result.stderr).strip()
+
+
+class Races:
+    """Tells reports of Triton's hand-over to groups of warps from races."""
+
+    def __init__(self, sanitizer: str) -> None:
+        self._sanitizer = sanitizer
+        self._expected: bool | None = None
+
+    def none(self, status: int, text: str) -> bool:
+        """Return whether what racecheck found is only what it finds in the control kernel."""
+        if status != ERROR_STATUS or not is_hand_over(text, (KERNELS, HERE)):
+            return False
+        if self._expected is None:
+            status, control = sanitize(self._sanitizer, "racecheck", CONTROL)
+            self._expected = status == ERROR_STATUS and is_hand_over(control, (HERE,))
+        return self._expected
+
+
+def watch(sanitizer: str, tool: str, name: str, races: Races) -> bool:
+    """Let a tool watch a call, say what it found and return whether that is nothing."""
+    status, text = sanitize(sanitizer, tool, name)
+    lines = text.splitlines()
+    clean = status == 0
+    said = "\n".join(lines[-1:] if clean else lines[-20:])
+    if tool == "racecheck" and not clean and races.none(status, text):
+        clean = True
+        said = (
+            f"only Triton's hand-over to groups of warps, as in a kernel without work: {lines[-1]}"
+        )
+    sys.stdout.write(f"{'clean ' if clean else 'FAILED'} {tool} {name}: {said}\n")
+    sys.stdout.flush()
+    return clean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,14 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         sys.stderr.write(f"no call contains {options.calls}; calls: {', '.join(calls())}\n")
         return 2
-    failed = False
-    for name in chosen:
-        for tool in options.tools:
-            clean, text = sanitize(sanitizer, tool, name)
-            failed = failed or not clean
-            sys.stdout.write(f"{'clean ' if clean else 'FAILED'} {tool} {name}: {text}\n")
-            sys.stdout.flush()
-    return int(failed)
+    races = Races(sanitizer)
+    clean = [watch(sanitizer, tool, name, races) for name in chosen for tool in options.tools]
+    return int(not all(clean))
 
 
 if __name__ == "__main__":

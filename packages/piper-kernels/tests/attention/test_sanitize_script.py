@@ -10,8 +10,30 @@ import torch
 SCRIPT = Path(__file__).resolve().parents[4] / "scripts" / "sanitize_attention.py"
 
 
+RACE = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Read access at {kernel}+0x110 in {file}:{first}
+=========     and Write access at {kernel}+0x118d0 in {file}:{first} [33 hazards]
+=========     and Write access at {kernel}+0x22010 in {file}:{second} [18 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"""
+FOLDERS = {"control": SCRIPT.parent, "attention": SCRIPT.parents[1].joinpath(
+    "packages/piper-kernels/src/piper_kernels/attention/_sm90_kernels"
+)}  # fmt: skip
+
+
+def report(kernel, *, shift=0):
+    """Return what racecheck says of a kernel that is split, at other lines with ``shift``."""
+    folder = FOLDERS["control" if kernel == "warp_groups_kernel" else "attention"]
+    [path] = [path for path in folder.glob("*.py") if f"def {kernel}(" in path.read_text()]
+    lines = path.read_text().splitlines()
+    first = next(n for n, line in enumerate(lines, 1) if line.startswith(f"def {kernel}("))
+    second = next(n for n, line in enumerate(lines, 1) if n > first and "warp_specialize(" in line)
+    return RACE.format(kernel=kernel, file=path.name, first=first, second=second + shift)
+
+
 @pytest.fixture
-def script():
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("sanitize_attention", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -45,6 +67,69 @@ def test_what_a_tool_finds_fails(script, pretend, capsys):
     arguments = ["--sanitizer", pretend(script.ERROR_STATUS), "--calls", "D64 minmax"]
     assert script.main([*arguments, "--tools", "racecheck"]) == 1
     assert capsys.readouterr().out == "FAILED racecheck sparse D64 minmax: said\n"
+
+
+@pytest.fixture
+def racing(tmp_path):
+    """Return a function that makes a racecheck which says one text of control, another of calls."""
+
+    def make(status, call, control):
+        path = tmp_path / "compute-sanitizer"
+        for name, text in (("call", call), ("control", control)):
+            (tmp_path / name).write_text(text + "\n")
+        path.write_text(
+            f'#!/bin/sh\ncase "$*" in *"--run control") cat {tmp_path}/control;;'
+            f" *) cat {tmp_path}/call;; esac\nexit {status}\n"
+        )
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return ["--sanitizer", str(path), "--calls", "sage_attention_2pp D64 full"]
+
+    return make
+
+
+@pytest.mark.parametrize("kernel", ["dense_attention_kernel", "routed_attention_kernel"])
+def test_the_hand_over_of_triton_is_no_race(script, racing, capsys, kernel):
+    control = report("warp_groups_kernel")
+    arguments = racing(script.ERROR_STATUS, report(kernel), control)
+    assert script.main([*arguments, "--tools", "racecheck"]) == 0
+    assert "clean  racecheck" in (said := capsys.readouterr().out)
+    assert "only Triton's hand-over" in said
+    # The same reports of a memory check, or with the status of a failed call, are errors.
+    assert script.main([*arguments, "--tools", "memcheck"]) == 1
+    arguments = racing(1, report(kernel), control)
+    assert script.main([*arguments, "--tools", "racecheck"]) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda call, control: (report("dense_attention_kernel", shift=5), control),
+        lambda call, control: (call, "========= RACECHECK SUMMARY: 0 hazards displayed"),
+        lambda call, control: (call.replace("1 hazard displayed", "2 hazards displayed"), control),
+        lambda call, control: (call.replace(" in dense.py", " in other.py"), control),
+        lambda call, control: (call.replace(" in dense.py:", " at "), control),
+        lambda call, control: ("=========     no summary", control),
+    ],
+    ids=["another line", "not in the control", "one not shown", "another file", "no line", "none"],
+)
+def test_other_races_fail(script, racing, capsys, change):
+    call, control = change(report("dense_attention_kernel"), report("warp_groups_kernel"))
+    arguments = racing(script.ERROR_STATUS, call, control)
+    assert script.main([*arguments, "--tools", "racecheck"]) == 1
+    assert "FAILED racecheck" in capsys.readouterr().out
+
+
+def test_the_control_compiles_for_hopper(script):
+    triton = pytest.importorskip("triton")
+    runtime = pytest.importorskip("triton.experimental.gluon._runtime")
+    from _warp_groups import WARPS, warp_groups_kernel
+    from triton.backends.compiler import GPUTarget
+
+    source = runtime.GluonASTSource(warp_groups_kernel, {"out": "*fp32"}, {}, None)
+    options = {"num_warps": WARPS}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert ptx.count("st.global") == 2
+    assert "setmaxnreg" in ptx
 
 
 def test_no_sanitizer_is_said(script, monkeypatch, capsys):
