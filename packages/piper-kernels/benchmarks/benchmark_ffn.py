@@ -95,6 +95,8 @@ def measure(case: FeedForwardCase, names: Sequence[str], until: float | None = N
             if actual.is_cuda:
                 torch.cuda.synchronize()
             row["first_call_s"] = time.perf_counter() - began
+            say(f"{case.name}, {LABELS[name]}: first call {row['first_call_s']:.1f} s")
+            sys.stdout.flush()
             row |= _checked(name, case.kind, actual[:, : expected.shape[1]], expected)
             del actual
             row["peak_bytes"] = peak_bytes(run, inputs[0])
