@@ -1,9 +1,11 @@
 """What racecheck reports, and which reports are about Triton's hand-over to groups of warps.
 
-A kernel that is split among groups of warps has a byte in shared memory for each of them that
-tells it what to run. Triton writes and reads these bytes between barriers that racecheck does not
-understand: it reports a race even in ``_warp_groups``, whose kernel uses no shared memory itself.
-Such a report names the first line of a kernel and the one that splits it, and no other line.
+A kernel that is split among groups of warps has a byte in shared memory for each warp that tells it
+what to run. Triton writes and reads these bytes between barriers of all warps. Where a group has
+barriers of its own too, for a sum or a maximum, racecheck loses count of the others and reports a
+race on the bytes; it does so in ``_warp_groups``, whose kernel adds numbers and nothing else, and
+not without the sums. Such a report names the first line of a kernel and the one that splits it, and
+no other line.
 """
 
 import ast
