@@ -8,9 +8,23 @@
 import sys
 from pathlib import Path
 
-from _attention_tables import attention_table, quality_table, targets_table
+from _attention_tables import LABELS, attention_table, quality_table, targets_table
 from _pages import MISSING, Page, environment_line, stored, tables_by_case
 from _report import REPOSITORY
+
+
+def measured(rows: list[dict]) -> list[dict]:
+    """Return the rows of providers that were measured in one case at least."""
+    present = {row["provider"] for row in rows if "skipped" not in row}
+    return [row for row in rows if row["provider"] in present]
+
+
+def absent(rows: list[dict]) -> str:
+    """Return which providers were measured in no case, and why; empty if there are none."""
+    present = {row["provider"] for row in measured(rows)}
+    reasons = {row["provider"]: row["skipped"] for row in rows if row["provider"] not in present}
+    said = "; ".join(f"{LABELS[name]} ({reason})" for name, reason in reasons.items())
+    return f"\n\nNot measured: {said}." if said else ""
 
 
 def sections(folder: Path) -> dict[str, str]:
@@ -20,13 +34,13 @@ def sections(folder: Path) -> dict[str, str]:
     found = dict.fromkeys(names, MISSING)
     targets = []
     if dense := stored(folder, "attention"):
-        found["environment"] = environment_line(dense)
-        found["dense"] = tables_by_case(dense["rows"], attention_table)
-        found["quality"] = quality_table(dense["quality"])
+        found["environment"] = environment_line(dense) + absent(dense["rows"])
+        found["dense"] = tables_by_case(measured(dense["rows"]), attention_table)
+        found["quality"] = quality_table(measured(dense["quality"]))
         targets += dense["targets"]
     if sparse := stored(folder, "sparse_attention"):
         found["sparse environment"] = environment_line(sparse)
-        found["sparse"] = tables_by_case(sparse["rows"], attention_table)
+        found["sparse"] = tables_by_case(measured(sparse["rows"]), attention_table)
         if sparse.get("quality"):
             found["sparse"] += f"\n\n### Quality\n\n{quality_table(sparse['quality'])}"
         targets += sparse["targets"]

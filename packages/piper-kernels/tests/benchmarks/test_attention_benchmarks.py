@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import _attention_run
+import _graph_timing
 import attention_page
 import benchmark_attention
 import benchmark_sparse_attention
@@ -40,6 +41,7 @@ def test_dry_run_of_dense_attention(tmp_path, capsys):
             continue
         assert row["sqnr_db"] >= PROVIDERS[row["provider"]].minimum_sqnr
         assert row["ms"] > 0
+        assert row["sustained_ms"] > 0
     assert {row["operands"] for row in result["quality"]} == set(KINDS)
     captured = [row for row in result["quality"] if row["operands"] == "captured"]
     found = {row["provider"]: row["sqnr_db"] for row in captured if "sqnr_db" in row}
@@ -209,3 +211,33 @@ def test_a_target_is_not_met_where_a_provider_fails(monkeypatch, failing):
 def test_the_page_shows_the_stored_results():
     page = attention_page.PAGE.path.read_text(encoding="utf-8")
     assert attention_page.PAGE.render(page) == page
+
+
+def test_the_page_says_once_who_is_absent():
+    ran = {"case": "one", "provider": "piper", "ms": 1.0}
+    late = {"case": "two", "provider": "piper", "skipped": "the budget was over"}
+    rows = [ran, {"case": "one", "provider": "sageattention", "skipped": "not installed"}, late]
+    rows.append({"case": "two", "provider": "sageattention", "skipped": "not installed"})
+    assert attention_page.measured(rows) == [ran, late]
+    assert attention_page.absent(rows) == "\n\nNot measured: SageAttention (not installed)."
+    assert attention_page.absent([ran]) == ""
+    failed = {"case": "one", "provider": "cudnn", "error": "no"}
+    assert attention_page.measured([failed]) == [failed]
+
+
+def test_targets_tell_turns_and_alone_apart():
+    case = FULL[0]
+    row = {"case": case.name, "provider": "piper", "rows": case.rows, "causal": case.causal}
+    row |= {"head_dim": case.head_dim, "tops": 700.0, "times_cudnn": 1.1}
+    [ratio, _] = evaluate([row | {"sustained_times_cudnn": 1.3}])
+    assert (ratio["found"], ratio["alone"], ratio["met"]) == (1.1, 1.3, False)
+    assert evaluate([row])[0]["alone"] is None
+
+
+def test_a_variant_is_repeated_alone_and_the_first_half_does_not_count(monkeypatch):
+    times = iter([9.0, 9.0, 2.0, 4.0, 2.0, 99.0])
+    monkeypatch.setattr(_graph_timing, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(_graph_timing, "_milliseconds", lambda replay, turn: next(times))
+    replay = _graph_timing.Replay(lambda turn: None, 2, True, 5)
+    assert _graph_timing.sustain(replay, span_ms=26.0) == 1.0
+    assert next(times) == 99.0
