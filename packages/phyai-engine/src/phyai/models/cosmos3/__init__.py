@@ -1,1 +1,1 @@
-"""Cosmos 3: video, action and sound from one transformer of two towers."""
+"""Cosmos3: video, action and sound from one transformer of two towers."""
