@@ -25,6 +25,11 @@ UNSAFE_READING = re.compile(
 )
 
 
+# zsh reads the brackets of an extra as a pattern: what is typed into a shell has quotes, always the
+# same ones.
+BARE_EXTRA = re.compile(r"\bpip install [^\"`\[]*\w\[")
+
+
 def tracked_files() -> list[Path]:
     """Return the files git tracks, or skip where this is not a git checkout."""
     listing = subprocess.run(
@@ -78,6 +83,17 @@ def test_no_wheel_reads_files_in_a_way_that_runs_code():
 def test_unsafe_reading_is_recognised(sample: str):
     assert UNSAFE_READING.search(sample)
     assert not UNSAFE_READING.search("safetensors.torch.load_file(path); json.load(file)")
+
+
+def test_extras_are_quoted_where_a_command_installs_them():
+    pages_and_sources = [file for file in tracked_files() if file.suffix in (".md", ".py")]
+    assert matches(BARE_EXTRA, pages_and_sources) == []
+
+
+@pytest.mark.parametrize("names", ["wheel[extra]", "'wheel[extra]'", "-q ./a ./wheel[extra,more]"])
+def test_extras_without_double_quotes_are_recognised(names: str):
+    assert BARE_EXTRA.search(f"pip install {names}")
+    assert not BARE_EXTRA.search('pip install -q ./a "./wheel[extra]"')
 
 
 def test_the_tree_is_small():

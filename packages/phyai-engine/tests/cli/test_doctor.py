@@ -43,6 +43,16 @@ def test_a_missing_library_says_how_to_install_it():
     assert status.reason == "not installed; pip install no-such-distribution"
 
 
+def test_extras_can_be_pasted_into_any_shell(phyai, monkeypatch, quick_imports):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", missing)
+    reasons = [entry["reason"] for entry in phyai("doctor", "--json").json["libraries"]]
+    for extra in ("piper-kernels[convrot]", "phyai-engine[plot]", "phyai-engine[video]"):
+        assert f'not installed; pip install "{extra}"' in reasons
+
+
 @pytest.mark.parametrize(
     ("gpus", "reason"),
     [

@@ -182,7 +182,7 @@ def test_a_picture_without_matplotlib_fails_first(
 ):
     result = phyai("eval", "reach", "--examples", repository, "--picture", tmp_path / "a.png")
     assert result.code == 1
-    assert "hint: pip install phyai-engine[plot]" in result.err
+    assert 'hint: pip install "phyai-engine[plot]"' in result.err
     assert built == []
 
 

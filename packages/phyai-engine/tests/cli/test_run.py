@@ -143,7 +143,7 @@ def test_plot_without_matplotlib_says_how_to_get_it(run, fake_engine, tmp_path, 
     result = run("--plot", tmp_path / "a.png")
     assert result.code == 1
     assert "needs matplotlib" in result.err
-    assert "hint: pip install phyai-engine[plot]" in result.err
+    assert 'hint: pip install "phyai-engine[plot]"' in result.err
     assert fake_engine == []
 
 

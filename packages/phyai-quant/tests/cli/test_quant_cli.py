@@ -182,5 +182,5 @@ def test_missing_packages_are_named():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "phyai-quant[cli]" in done.stderr
+    assert 'hint: pip install "phyai-quant[cli]"' in done.stderr
     assert "Traceback" not in done.stderr

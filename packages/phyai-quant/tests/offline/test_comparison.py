@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -85,3 +86,9 @@ def test_the_heat_map(dense, tmp_path, make_policy):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(QuantConfigError, match=r"use \.png"):
         draw_heatmap(layers, tmp_path / "map.xyz", title="")
+
+
+def test_a_missing_matplotlib_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(QuantConfigError, match=r'pip install "phyai-quant\[cli\]"'):
+        draw_heatmap([], tmp_path / "map.png", title="")

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_the_section_of_a_kernel_policy(tmp_path):
     assert len(plan.rules) == 2
     file.write_text(json.dumps({"quantization": {"default": {"weight": {"dtype": "int8"}}}}))
     assert read_policy(file).default.weight.dtype == "int8"
+
+
+def test_a_missing_yaml_reader_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    with pytest.raises(QuantConfigError, match=r'pip install "phyai-quant\[cli\]"'):
+        read_policy(tmp_path / "policy.yaml")
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

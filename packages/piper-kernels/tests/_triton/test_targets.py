@@ -72,7 +72,7 @@ def test_support_names_the_reason(device, monkeypatch):
     monkeypatch.setattr(runtime, "triton_is_installed", lambda: False)
     usable, reason = runtime.support(device(9, 0))
     assert not usable
-    assert "piper-kernels[triton]" in reason
+    assert 'pip install "piper-kernels[triton]"' in reason
 
 
 def test_installation_check_hides_no_other_error():

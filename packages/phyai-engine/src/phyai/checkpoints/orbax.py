@@ -82,5 +82,6 @@ def _tensorstore() -> Any:
         return importlib.import_module("tensorstore")
     except ImportError as error:
         raise CheckpointError(
-            "reading Orbax checkpoints needs tensorstore; install phyai-engine[orbax]"
+            "reading Orbax checkpoints needs tensorstore; install it: "
+            'pip install "phyai-engine[orbax]"'
         ) from error

@@ -103,19 +103,19 @@ LIBRARIES = (
         "torchao",
         "torchao",
         "ConvRot weights as tensors that linear layers execute",
-        "pip install piper-kernels[convrot]",
+        'pip install "piper-kernels[convrot]"',
     ),
     Library(
         "matplotlib",
         "matplotlib",
         "pictures: --plot and --picture",
-        "pip install phyai-engine[plot]",
+        'pip install "phyai-engine[plot]"',
     ),
     Library(
         "av",
         "av",
         "clips from and to video files, with sound",
-        "pip install phyai-engine[video]",
+        'pip install "phyai-engine[video]"',
     ),
 )
 

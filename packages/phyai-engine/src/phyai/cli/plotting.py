@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
     except ImportError as error:
         raise CliError(
             f"a picture needs matplotlib, which cannot be imported: {error}",
-            "pip install phyai-engine[plot]",
+            'pip install "phyai-engine[plot]"',
         ) from None
 
 

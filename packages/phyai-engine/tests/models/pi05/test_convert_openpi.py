@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def stored(family):
     embedding, head = EMBEDDING
     found[head] = found.pop(embedding)
     return found
+
+
+def test_a_missing_tensorstore_says_how_to_get_it(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(CheckpointError, match=r'pip install "phyai-engine\[orbax\]"'):
+        convert_openpi(source, tmp_path / "out", action_horizon=7)
 
 
 @pytest.mark.parametrize("family", ["pi05", "pi0"])

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(
             f"error: the command needs the package {error.name}\n"
-            "hint: pip install 'phyai-quant[cli]'\n"
+            'hint: pip install "phyai-quant[cli]"\n'
         )
         return 1
     return run(list(sys.argv[1:] if argv is None else argv))

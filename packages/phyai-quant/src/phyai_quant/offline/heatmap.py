@@ -46,8 +46,8 @@ def draw_heatmap(layers: Sequence[LayerDistance], file: str | Path, *, title: st
         from matplotlib.figure import Figure
     except ImportError as error:
         raise QuantConfigError(
-            f"a picture needs matplotlib, which cannot be imported: {error}; install "
-            "phyai-quant[cli]"
+            f"a picture needs matplotlib, which cannot be imported: {error}; install it: "
+            'pip install "phyai-quant[cli]"'
         ) from None
     cells = cells_of(layers)
     blocks = sorted({block for block, _ in cells}, key=lambda text: (text != "-", text.zfill(9)))

@@ -63,7 +63,8 @@ def _load(path: Path) -> Any:
         from ruamel.yaml import YAML, YAMLError
     except ImportError as error:
         raise QuantConfigError(
-            f"{path}: reading a policy needs ruamel.yaml: {error}; install phyai-quant[cli]"
+            f"{path}: reading a policy needs ruamel.yaml: {error}; install it: "
+            'pip install "phyai-quant[cli]"'
         ) from None
     try:
         text = path.read_text(encoding="utf-8")

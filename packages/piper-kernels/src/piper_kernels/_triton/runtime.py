@@ -33,7 +33,7 @@ def support(device: torch.device) -> tuple[bool, str]:
     if target.backend == "cuda" and target.capability < MIN_CAPABILITY:
         return False, f"Triton kernels need sm_70 or newer, {device} is {target.architecture}"
     if not triton_is_installed():
-        return False, "Triton is not installed; install piper-kernels[triton]"
+        return False, 'Triton is not installed; install it: pip install "piper-kernels[triton]"'
     return True, ""
 
 
