@@ -89,7 +89,7 @@ def test_a_trace_can_be_asked_again():
 def test_a_single_query_on_the_cpu(phyai):
     result = phyai(*GEMM, "--device", "cpu")
     assert result.code == 0
-    assert result.out.splitlines()[0] == "device cpu, model pi05, 1 call site"
+    assert result.out.splitlines()[0] == "device cpu, 1 call site"
     assert "gemm  ->  torch.gemm.bf16" in result.out
     assert "  chosen    torch.gemm.bf16" in result.out
     assert "M=50" in result.out
@@ -118,10 +118,24 @@ def test_a_single_query_for_a_gpu_that_is_not_here(phyai):
 
 
 def test_a_policy_rule_is_named(phyai, policy_file):
-    result = phyai(*GEMM, "--device", "cpu", "--kernel-config", policy_file)
+    query = (*GEMM, "--device", "cpu", "--kernel-config", policy_file)
+    result = phyai(*query, "--model", "pi05")
+    assert result.out.splitlines()[0] == "device cpu, model pi05, 1 call site"
     assert "  rules     dense" in result.out
-    other = phyai(*GEMM, "--device", "cpu", "--kernel-config", policy_file, "--model", "other")
+    other = phyai(*query, "--model", "other")
+    assert other.out.splitlines()[0] == "device cpu, model other, 1 call site"
     assert "  rules     none matched" in other.out
+
+
+def test_a_single_query_is_about_no_model(phyai, policy_file):
+    query = (*GEMM, "--device", "cpu", "--kernel-config", policy_file)
+    text = phyai(*query).out
+    assert "  unmatched dense  model.family == 'pi05': is none" in text
+    assert "model pi05" not in text
+    report = phyai(*query, "--json").json
+    assert report["family"] is None
+    assert report["groups"][0]["facts"]["model.family"] is None
+    assert "model family" not in phyai(*query, "--format", "markdown").out
 
 
 def test_the_flag_wins_over_the_variable(phyai, policy_file, monkeypatch, tmp_path):

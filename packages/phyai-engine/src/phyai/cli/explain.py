@@ -45,8 +45,8 @@ Mode = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Folder of a model, as --checkpoint; or the model family that policy rules see, "
-        "pi05 by default.",
+        help="Folder of a model, as --checkpoint; or the model family that policy rules see. "
+        "A single query without it is about no model: rules that name a family do not match.",
         metavar="DIR|FAMILY",
         show_default=False,
     ),
@@ -139,12 +139,12 @@ def explain_command(
         raise typer.Exit(1)
 
 
-def _model(checkpoint: Path | None, model: str | None) -> tuple[Path | None, str]:
-    """Return the folder of the model, if one was named, and the family that rules see."""
+def _model(checkpoint: Path | None, model: str | None) -> tuple[Path | None, str | None]:
+    """Return folder and family of the model, as far as they were named; a folder tells both."""
     from phyai.models.families import kernel_family
 
     if model is None:
-        return checkpoint, "pi05" if checkpoint is None else kernel_family(checkpoint)
+        return checkpoint, None if checkpoint is None else kernel_family(checkpoint)
     folder = Path(model)
     configs = (folder / "config.json", folder / "transformer" / "config.json")
     if not (os.sep in model or any(config.is_file() for config in configs)):
@@ -155,7 +155,7 @@ def _model(checkpoint: Path | None, model: str | None) -> tuple[Path | None, str
 
 
 def _explain_query(
-    op: str, kernel_config: Path | None, device: str | None, family: str, **query: Any
+    op: str, kernel_config: Path | None, device: str | None, family: str | None, **query: Any
 ) -> Report:
     with queries.policy_in_force(kernel_config, device, family) as selector:
         trace = queries.ask(op, **query)

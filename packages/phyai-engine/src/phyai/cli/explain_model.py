@@ -34,7 +34,7 @@ class ModelRequest:
     """
 
     checkpoint: Path
-    family: str
+    family: str | None
     device: str | None
     dtype: engines.Precision | None
     policy: Path | None

@@ -98,9 +98,14 @@ def query_of(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def policy_in_force(
-    kernel_config: Path | None, device: str | None, model: str
+    kernel_config: Path | None, device: str | None, model: str | None
 ) -> "Iterator[Selector]":
     """Answer queries inside the body for `device` under the policy of `kernel_config`.
+
+    Args:
+        kernel_config: Policy file; None takes that of the environment.
+        device: As `probe_device` reads it.
+        model: Family that rules see; None matches no rule that names one.
 
     Raises:
         CliError: The device is unknown or not here.

@@ -19,7 +19,7 @@ class Report:
 
     Attributes:
         device: Architecture or vendor that the answers are for.
-        family: Model family that policy rules see.
+        family: Model family that policy rules see; None if no model was asked for.
         policy: Source, version, profile and fallback of the policy in force.
         catalog: Version of the catalog.
         groups: Call sites, identical ones merged.
@@ -77,7 +77,8 @@ def policy_summary(selector: "Selector") -> dict[str, str]:
 def text_report(report: Report) -> str:
     """Return the report as text."""
     counted = f"{report.sites} call sites" if report.sites > 1 else "1 call site"
-    lines = [f"device {report.device}, model {report.family}, {counted}"]
+    model = f"model {report.family}, " if report.family else ""
+    lines = [f"device {report.device}, {model}{counted}"]
     lines += [f"PROBLEM: {problem}" for problem in report.problems]
     if report.formats:
         lines += ["", "weights", *format_lines(group_formats(report.formats))]
