@@ -4,6 +4,7 @@ Prepared tensors are ordinary values of the graph, so nothing is cached between 
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from torch.fx import Graph, Node
 
@@ -49,12 +50,27 @@ def fold_gelu(graph: Graph, fmt: LinearFormat) -> bool:
     Returns:
         Whether anything changed.
     """
+    return _fold(graph, fmt, match_gelu_tanh, "gelu_tanh")
+
+
+def fold_swiglu(graph: Graph, fmt: LinearFormat) -> bool:
+    """Let preparations apply a SwiGLU of packed ``[up | gate]`` that one linear alone uses.
+
+    Returns:
+        Whether anything changed.
+    """
+    return _fold(graph, fmt, match_packed_swiglu, "swiglu")
+
+
+def _fold(
+    graph: Graph, fmt: LinearFormat, find: Callable[[object], Match | None], activation_fn: str
+) -> bool:
     changed = False
     for node in list(graph.nodes):
         call = fmt.match(node)
-        match = None if call is None else match_gelu_tanh(call.input)
+        match = None if call is None else find(call.input)
         if call is not None and match is not None and used_only_by(match.nodes, node):
-            fold_activation(graph, fmt, call, match, "gelu_tanh")
+            fold_activation(graph, fmt, call, match, activation_fn)
             changed = True
     return changed
 
@@ -66,19 +82,3 @@ def fold_activation(
     with graph.inserting_before(call.node):
         prepared = fmt.prepare(graph, call, match.source, activation_fn)
         replace_node(call.node, fmt.project(graph, call, prepared))
-
-
-def fold_swiglu(graph: Graph, fmt: LinearFormat) -> bool:
-    """Let preparations apply a SwiGLU of packed ``[up | gate]`` that one linear alone uses.
-
-    Returns:
-        Whether anything changed.
-    """
-    changed = False
-    for node in list(graph.nodes):
-        call = fmt.match(node)
-        match = None if call is None else match_packed_swiglu(call.input)
-        if call is not None and match is not None and used_only_by(match.nodes, node):
-            fold_activation(graph, fmt, call, match, "swiglu")
-            changed = True
-    return changed
