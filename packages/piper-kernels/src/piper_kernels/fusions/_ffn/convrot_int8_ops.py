@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from piper_kernels.fusions._ffn.convrot_int8 import Projection, run_chunked_ffn, validate_ffn
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
+from piper_kernels.fusions._ffn.operators import GATED_UPDATES, define_pair
 
 # Arguments of a projection in the order of the operators, without their prefix.
 _PROJECTION = (
@@ -15,14 +15,6 @@ _PROJECTION = (
     ("Tensor", "weight_scale"),
     ("Tensor?", "bias"),
     ("SymInt", "group_size"),
-)
-_GATED_UPDATES = (
-    "Tensor base",
-    "Tensor(a!) reusable_update",
-    "Tensor update_gate",
-    "Tensor ffn_gate",
-    "Tensor gate_indices",
-    "bool python_indexing",
 )
 
 
@@ -70,19 +62,9 @@ def define_ffn_operators(
         return input.new_empty((*input.shape[:-1], down.qdata.shape[0]))
 
     def update(input: Tensor, *arguments: Any) -> None:  # noqa: A002
-        sources, down, operands, chunk_rows = split(arguments, len(_GATED_UPDATES))
+        sources, down, operands, chunk_rows = split(arguments, len(GATED_UPDATES))
         run_chunked_ffn(
             input, sources, down, activation_fn, chunk_rows, gated_updates=GatedUpdates(*operands)
         )
 
-    network = torch.library.custom_op(
-        f"piper_kernels::{name}", run, mutates_args=(), schema=f"{schema()} -> Tensor"
-    )
-    network.register_fake(fake)
-    gated = torch.library.custom_op(
-        f"piper_kernels::{name}_gated_updates_",
-        update,
-        mutates_args=("reusable_update",),
-        schema=f"{schema(*_GATED_UPDATES)} -> ()",
-    )
-    return network, gated
+    return define_pair(name, schema, run, fake, update)

@@ -1,18 +1,18 @@
 """The graph passes that fuse networks of NVFP4 and ConvRot NVFP4 linears."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from piper_kernels._compile.linears import LinearCall
-from piper_kernels._compile.passes import GraphRewritePass, install_passes
-from piper_kernels._compile.views import normalize_projection_views
+from piper_kernels._compile.linears import LinearCall, LinearFormat
+from piper_kernels._compile.passes import install_passes
 from piper_kernels.fusions._ffn.chunks import NVFP4_CHUNK_ROWS, nvfp4_gelu_chunk_rows
 from piper_kernels.fusions._ffn.gated_matching import GatedUpdateMatch, gated_arguments
 from piper_kernels.fusions._ffn.matching import FeedForward, match_gelu_ffn, match_swiglu_ffn
-from piper_kernels.fusions._ffn.rewriting import fuse_networks
+from piper_kernels.fusions._ffn.rewriting import NetworkPass
 from piper_kernels.fusions.convrot_nvfp4_gelu_ffn import _ops as _convrot_gelu  # noqa: F401
 from piper_kernels.fusions.convrot_nvfp4_swiglu_ffn import _ops as _convrot_swiglu  # noqa: F401
 from piper_kernels.fusions.nvfp4_gelu_ffn import _ops as _gelu  # noqa: F401  # registers
@@ -21,38 +21,21 @@ from piper_kernels.linear.nvfp4._compile import (
     CONVROT_NVFP4,
     NVFP4,
     ConvRotNVFP4LinearPass,
-    NVFP4Format,
     NVFP4LinearPass,
 )
 
 ops = torch.ops.piper_kernels
 
 
-class _NetworkPass(GraphRewritePass):
-    """Replaces networks by one operator."""
-
+class _NVFP4Pass(NetworkPass):
     sources = ("fusions/_ffn", "linear/nvfp4/_compile.py")
-    formats: tuple[NVFP4Format, ...] = (NVFP4,)
-    operator: Any
-    gated_operator: Any
+    formats: Sequence[LinearFormat] = (NVFP4,)
 
-    def match(self, node: Node) -> FeedForward | None:
-        """Return the network that ends in a node."""
-        raise NotImplementedError
-
-    def rewrite(self, graph: Graph) -> bool:
-        changed = False
-        for fmt in self.formats:
-            changed |= normalize_projection_views(graph, fmt.targets)
-        fused = fuse_networks(graph, self.match, self.operator, self.gated_operator, self.arguments)
-        return fused or changed
-
+    @abstractmethod
     def chunk_rows(self, network: FeedForward, gated_updates: bool) -> int:
         """Return how many rows are computed at a time."""
-        raise NotImplementedError
 
     def arguments(self, network: FeedForward, update: GatedUpdateMatch | None) -> tuple[Any, ...]:
-        """Return the operands of the operator."""
         calls = (*network.sources, network.down)
         weights = [item for call in calls for item in self._weight(call)]
         rows = self.chunk_rows(network, update is not None)
@@ -73,7 +56,7 @@ class _NetworkPass(GraphRewritePass):
         return (*operands, call.arguments["high_first"])
 
 
-class NVFP4SwiGLUPass(_NetworkPass):
+class NVFP4SwiGLUPass(_NVFP4Pass):
     """Replaces ``down(silu(gate(x)) * value(x))`` of NVFP4 linears by one operator."""
 
     operator = ops.nvfp4_swiglu_ffn.default
@@ -86,7 +69,7 @@ class NVFP4SwiGLUPass(_NetworkPass):
         return NVFP4_CHUNK_ROWS
 
 
-class NVFP4GELUPass(_NetworkPass):
+class NVFP4GELUPass(_NVFP4Pass):
     """Replaces ``down(gelu(up(x), approximate="tanh"))`` of NVFP4 linears by one operator."""
 
     operator = ops.nvfp4_gelu_ffn.default

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.nvfp4 import Projection, run_chunked_ffn, validate_ffn
+from piper_kernels.fusions._ffn.operators import GATED_UPDATES, define_pair
 
 # Arguments of a projection in the order of the operators, without their prefix.
 _PROJECTION = (
@@ -17,14 +17,6 @@ _PROJECTION = (
     ("Tensor?", "activation_per_tensor_scale"),
     ("Tensor?", "bias"),
     ("bool", "dynamic_activation_scale"),
-)
-_GATED_UPDATES = (
-    "Tensor base",
-    "Tensor(a!) reusable_update",
-    "Tensor update_gate",
-    "Tensor ffn_gate",
-    "Tensor gate_indices",
-    "bool python_indexing",
 )
 
 
@@ -63,22 +55,12 @@ def define_ffn_operators(
         return input.new_empty((*input.shape[:-1], outputs))
 
     def update(input: Tensor, *arguments: Any) -> None:  # noqa: A002
-        updates = GatedUpdates(*arguments[-1 - len(_GATED_UPDATES) : -1])
+        updates = GatedUpdates(*arguments[-1 - len(GATED_UPDATES) : -1])
         run_chunked_ffn(
             input, *split(arguments), activation_fn, arguments[-1], gated_updates=updates
         )
 
-    network = torch.library.custom_op(
-        f"piper_kernels::{name}", run, mutates_args=(), schema=f"{schema()} -> Tensor"
-    )
-    network.register_fake(fake)
-    gated = torch.library.custom_op(
-        f"piper_kernels::{name}_gated_updates_",
-        update,
-        mutates_args=("reusable_update",),
-        schema=f"{schema(*_GATED_UPDATES)} -> ()",
-    )
-    return network, gated
+    return define_pair(name, schema, run, fake, update)
 
 
 def _projection(arguments: Sequence[Any], *, rotated: bool) -> Projection:
