@@ -134,8 +134,8 @@ def test_prepared_queries_are_checked(operators):
     found = arguments(operators.projected(), given=True)
     with pytest.raises(ValueError, match="query_summary must be"):
         operators.call(GIVEN, found | {"query_summary": found["query_summary"][:, :, 1:]})
-    with pytest.raises(TypeError, match="integer, got bool"):
-        windows.require_window_rows(True, 64)
+    with pytest.raises(ValueError, match="query_chunk_rows must be a positive multiple of 64"):
+        operators.call(GIVEN, found | {"query_chunk_rows": 65})
 
 
 @pytest.mark.parametrize(

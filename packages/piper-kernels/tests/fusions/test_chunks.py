@@ -3,6 +3,7 @@
 import pytest
 
 from piper_kernels.fusions._ffn import chunks
+from piper_kernels.fusions._rows import require_rows
 
 
 def test_int8_rows_fill_384_mib():
@@ -74,6 +75,6 @@ def test_symbolic_widths_take_the_default():
     [(0, 1, ValueError), (-1, 1, ValueError), (127, 128, ValueError), (True, 1, TypeError)],
 )
 def test_rows_are_checked(rows, multiple, error):
-    chunks.require_chunk_rows(256, 128)
-    with pytest.raises(error, match="chunk_rows must be"):
-        chunks.require_chunk_rows(rows, multiple)
+    require_rows("chunk_rows", 256, 128)
+    with pytest.raises(error, match=r"^chunk_rows must be"):
+        require_rows("chunk_rows", rows, multiple)

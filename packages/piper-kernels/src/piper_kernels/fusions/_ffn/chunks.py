@@ -15,20 +15,6 @@ _NVFP4_GELU_BYTES = 1 << 29
 _SCALE_BYTES = 4
 
 
-def require_chunk_rows(chunk_rows: int, multiple: int = 1) -> None:
-    """Check a number of rows.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is no positive multiple.
-    """
-    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int):
-        raise TypeError(f"chunk_rows must be an integer, got {type(chunk_rows).__name__}")
-    if chunk_rows <= 0 or chunk_rows % multiple:
-        unit = "a positive integer" if multiple == 1 else f"a positive multiple of {multiple}"
-        raise ValueError(f"chunk_rows must be {unit}, got {chunk_rows}")
-
-
 def balanced_rows(rows: int, chunk_rows: int) -> int:
     """Return the rows of equal chunks, as many as chunks of at most ``chunk_rows`` take.
 

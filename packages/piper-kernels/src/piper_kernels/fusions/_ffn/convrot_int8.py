@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.fusions._ffn.chunks import int8_row_bytes, int8_rows_of, require_chunk_rows
+from piper_kernels.fusions._ffn.chunks import int8_row_bytes, int8_rows_of
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
+from piper_kernels.fusions._rows import require_rows
 from piper_kernels.linear._bias import validate_bias
 from piper_kernels.linear.convrot.int8._backend import LinearBackend, select_linear_backend
 from piper_kernels.weights.convrot.int8._storage import (
@@ -69,7 +70,7 @@ def validate_ffn(
         TypeError: ``chunk_rows`` is no integer or a bias no tensor.
         ValueError: A shape, dtype, device or layout does not fit.
     """
-    require_chunk_rows(chunk_rows)
+    require_rows("chunk_rows", chunk_rows)
     validate_input(input)
     if len(sources) != width_factor(activation_fn):
         raise ValueError(

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
-from piper_kernels.fusions._ffn.chunks import ROW_TILE, require_chunk_rows
+from piper_kernels.fusions._ffn.chunks import ROW_TILE
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
+from piper_kernels.fusions._rows import require_rows
 from piper_kernels.linear.nvfp4._backend import LinearBackend, select_linear_backend
 from piper_kernels.linear.nvfp4._contract import validate_level, validate_product
 from piper_kernels.weights.convrot._rotation import (
@@ -89,7 +90,7 @@ def validate_ffn(
         TypeError: ``chunk_rows`` is no integer or a bias no tensor.
         ValueError: A shape, dtype, device or layout does not fit.
     """
-    require_chunk_rows(chunk_rows, ROW_TILE)
+    require_rows("chunk_rows", chunk_rows, ROW_TILE)
     validate_input(input)
     if len(sources) != width_factor(activation_fn):
         raise ValueError(

@@ -12,19 +12,6 @@ NVFP4_PROJECTION_CHUNK_ROWS = 4096
 GATE_STREAM_WINDOWS = 8
 
 
-def require_window_rows(rows: int, multiple: int) -> None:
-    """Check the most rows of a window.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is no positive multiple.
-    """
-    if isinstance(rows, bool) or not isinstance(rows, int):
-        raise TypeError(f"query_chunk_rows must be an integer, got {type(rows).__name__}")
-    if rows <= 0 or rows % multiple:
-        raise ValueError(f"query_chunk_rows must be a positive multiple of {multiple}, got {rows}")
-
-
 def balanced_windows(rows: int, most: int, multiple: int) -> list[slice]:
     """Return equal windows of at most ``most`` rows, as few as there can be.
 

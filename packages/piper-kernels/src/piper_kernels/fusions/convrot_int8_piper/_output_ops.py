@@ -14,13 +14,13 @@ from piper_kernels.attention.piper_attention._backend import backend_for
 from piper_kernels.attention.piper_attention._checks import check_key_value_storage, padded_rows
 from piper_kernels.attention.piper_attention.prepared import PreparedKeyValue
 from piper_kernels.fusions._ffn.convrot_int8 import Projection
+from piper_kernels.fusions._rows import require_rows
 from piper_kernels.fusions.attention.convrot_int8 import Int8OutputLinear
 from piper_kernels.fusions.attention.operators import Argument, define_operator, optional
 from piper_kernels.fusions.attention.output import WindowedOutput
 from piper_kernels.fusions.attention.windows import (
     DENSE_WINDOW_ROWS,
     balanced_windows,
-    require_window_rows,
     wave_windows,
 )
 from piper_kernels.fusions.convrot_int8_piper._ops import LABEL
@@ -100,7 +100,7 @@ def _linear(bound: dict[str, Any]) -> Projection:
 
 def _empty(bound: dict[str, Any]) -> Tensor:
     """Check all operands and return an uninitialized result."""
-    require_window_rows(bound["query_chunk_rows"], _ROW_TILE)
+    require_rows("query_chunk_rows", bound["query_chunk_rows"], _ROW_TILE)
     inputs, projection, _ = _queries(bound)
     batch, rows, _ = inputs.qdata.shape
     stored = (batch, projection.heads, padded_rows(rows), projection.head_dim)

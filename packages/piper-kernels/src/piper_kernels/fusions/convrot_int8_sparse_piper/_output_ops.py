@@ -10,6 +10,7 @@ from torch import Tensor
 
 from piper_kernels.attention.sparse_piper_attention._blocks import BLOCK
 from piper_kernels.fusions._ffn.convrot_int8 import Projection
+from piper_kernels.fusions._rows import require_rows
 from piper_kernels.fusions.attention.convrot_int8 import (
     GivenGates,
     Int8Gates,
@@ -23,7 +24,7 @@ from piper_kernels.fusions.attention.operators import (
     output_dtype,
 )
 from piper_kernels.fusions.attention.output import Gates
-from piper_kernels.fusions.attention.windows import SPARSE_WINDOW_ROWS, require_window_rows
+from piper_kernels.fusions.attention.windows import SPARSE_WINDOW_ROWS
 from piper_kernels.fusions.convrot_int8_sage_qk.operands import (
     HeadProjection,
     PreparedInput,
@@ -91,7 +92,7 @@ def _output_linear(bound: dict[str, Any]) -> Projection:
 
 def _check_output(bound: dict[str, Any], shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
     """Check the gates and the output projection and return the shape of the result."""
-    require_window_rows(bound["query_chunk_rows"], BLOCK)
+    require_rows("query_chunk_rows", bound["query_chunk_rows"], BLOCK)
     batch, rows, heads, features = shape
     key = bound["key"]
     _output_linear(bound).validate(heads * features, key.device)

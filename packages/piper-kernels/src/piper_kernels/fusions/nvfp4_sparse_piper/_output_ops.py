@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels.fusions._ffn.nvfp4 import Projection
+from piper_kernels.fusions._rows import require_rows
 from piper_kernels.fusions.attention.convrot_int8 import GivenGates
 from piper_kernels.fusions.attention.nvfp4 import (
     NVFP4Gates,
@@ -25,11 +26,7 @@ from piper_kernels.fusions.attention.operators import (
     output_dtype,
 )
 from piper_kernels.fusions.attention.output import Gates
-from piper_kernels.fusions.attention.windows import (
-    NVFP4_WINDOW_ROWS,
-    balanced_windows,
-    require_window_rows,
-)
+from piper_kernels.fusions.attention.windows import NVFP4_WINDOW_ROWS, balanced_windows
 from piper_kernels.fusions.nvfp4_sparse_piper._operands import (
     LABEL,
     PackedInput,
@@ -101,7 +98,7 @@ def _projected_gates(bound: dict[str, Any], head_dim: int) -> NVFP4Gates:
 
 def _check(bound: dict[str, Any]) -> tuple[int, int, int]:
     """Check all operands and return the shape of the result."""
-    require_window_rows(bound["query_chunk_rows"], SCALE_ROW_TILE)
+    require_rows("query_chunk_rows", bound["query_chunk_rows"], SCALE_ROW_TILE)
     shape = check_attention(bound)
     check_queries(bound, shape)
     batch, rows, heads, features = shape
