@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper_kernels._autocast import autocast_dtype
+
 _NAMES = ("input", "weight", "bias")
 
 
@@ -30,7 +32,25 @@ def bind_linear_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
     return bound["input"], bound["weight"], bound.get("bias")
 
 
-def autocast_operand(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def autocast_operands(
+    input: Tensor,  # noqa: A002  # the name of F.linear
+    bias: Any,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Any, torch.dtype]:
+    """Return input, bias and the logical dtype of the weight as an autocast region makes them.
+
+    Outside such a region they stay as they are, and so does a bias that is no tensor.
+    """
+    target = autocast_dtype(input.device)
+    if target is None:
+        return input, bias, dtype
+    device = input.device
+    if isinstance(bias, Tensor):
+        bias = _cast(bias, device, target)
+    return _cast(input, device, target), bias, target
+
+
+def _cast(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Cast a floating operand on the autocast device, float64 excepted."""
     if (
         operand.device.type == device.type

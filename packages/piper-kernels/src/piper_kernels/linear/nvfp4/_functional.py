@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_kernels._autocast import autocast_dtype
 from piper_kernels.linear._bias import validate_bias
-from piper_kernels.linear._dispatch import autocast_operand
+from piper_kernels.linear._dispatch import autocast_operands
+from piper_kernels.linear._input import validate_input
 from piper_kernels.linear.nvfp4 import _ops
 from piper_kernels.linear.nvfp4._portable import dense_linear
 from piper_kernels.weights.nvfp4 import PiperNVFP4Tensor
@@ -48,15 +48,9 @@ def nvfp4_linear(
             f"{tuple(weight.shape)} with transposed={weight.transposed}; "
             "for x @ weight.t() pass the weight itself"
         )
-    logical_dtype = weight.dtype
-    target = autocast_dtype(input.device)
-    if target is not None:
-        logical_dtype = target
-        input = autocast_operand(input, input.device, target)  # noqa: A001
-        if isinstance(bias, Tensor):
-            bias = autocast_operand(bias, input.device, target)
+    input, bias, logical_dtype = autocast_operands(input, bias, weight.dtype)  # noqa: A001
     require_decodable(weight)
-    _validate_input(input, weight, logical_dtype)
+    validate_input("NVFP4 linear", input, weight.shape[1], weight.device, logical_dtype)
     validate_bias(bias, weight.shape[0], input.device)
     if weight.act_quant_kwargs is None:
         return _weight_only(input, weight, bias)
@@ -141,23 +135,3 @@ def _swizzled_scale(weight: PiperNVFP4Tensor) -> Tensor:
     if weight.is_swizzled_scales:
         return weight.scale.view(scale_shape(rows, features, swizzled=True))
     return swizzle_scale(weight.scale.view(rows, features // BLOCK_SIZE))
-
-
-def _validate_input(value: Tensor, weight: PiperNVFP4Tensor, logical_dtype: torch.dtype) -> None:
-    features = value.shape[-1] if value.ndim else 0
-    if value.ndim == 0 or features != weight.shape[1]:
-        raise ValueError(
-            f"NVFP4 linear expected {weight.shape[1]} input features, got {features} "
-            f"(input shape {tuple(value.shape)})"
-        )
-    if value.device != weight.device:
-        raise ValueError(
-            f"linear input and weight must share a device, got {value.device} and {weight.device}"
-        )
-    if value.layout != torch.strided:
-        raise ValueError(f"linear input must use strided layout, got {value.layout}")
-    if value.dtype != logical_dtype:
-        raise ValueError(
-            f"NVFP4 linear input must have the weight's logical dtype {logical_dtype}, "
-            f"got {value.dtype}; convert the input or the weight with .to(dtype)"
-        )

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from piper_kernels._input_activations import width_factor
 from piper_kernels.linear._bias import validate_bias
+from piper_kernels.linear._input import validate_input
 from piper_kernels.linear.convrot.int8 import _ops
 from piper_kernels.weights.convrot.int8._storage import (
     validate_activation_scale,
@@ -46,12 +47,8 @@ def linear(
     validate_storage(weight_qdata, weight_scale, group_size)
     validate_activation_scale(input_scale, weight_qdata.device)
     out_features, in_features = weight_qdata.shape
-    _validate_input(input, in_features * width_factor(activation_fn), weight_qdata.device)
-    if input.dtype != logical_dtype:
-        raise ValueError(
-            f"ConvRot INT8 linear input must have the weight's logical dtype {logical_dtype}, "
-            f"got {input.dtype}; convert the input or the weight with .to(dtype)"
-        )
+    width = in_features * width_factor(activation_fn)
+    validate_input("ConvRot INT8 linear", input, width, weight_qdata.device, logical_dtype)
     validate_bias(bias, out_features, input.device)
     if torch.is_grad_enabled() and (
         input.requires_grad
@@ -65,18 +62,3 @@ def linear(
     return _ops.linear(
         input, weight_qdata, weight_scale, bias, group_size, activation_fn, input_scale
     )
-
-
-def _validate_input(value: Tensor, width: int, device: torch.device) -> None:
-    features = value.shape[-1] if value.ndim else 0
-    if value.ndim == 0 or features != width:
-        raise ValueError(
-            f"ConvRot INT8 linear expected {width} input features, got {features} "
-            f"(input shape {tuple(value.shape)})"
-        )
-    if value.device != device:
-        raise ValueError(
-            f"linear input and weight must share a device, got {value.device} and {device}"
-        )
-    if value.layout != torch.strided:
-        raise ValueError(f"linear input must use strided layout, got {value.layout}")

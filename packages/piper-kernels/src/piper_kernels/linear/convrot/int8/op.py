@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from piper_kernels._autocast import autocast_dtype
-from piper_kernels.linear._dispatch import autocast_operand
+from piper_kernels.linear._dispatch import autocast_operands
 from piper_kernels.linear.convrot.int8 import dispatch
 from piper_kernels.weights.convrot.int8 import ConvRotInt8Tensor
 
@@ -48,13 +47,7 @@ def convrot_int8_linear(
             f"{tuple(weight.shape)} with transposed={weight.transposed}; "
             "for x @ weight.t() pass the weight itself"
         )
-    logical_dtype = weight.dtype
-    target = autocast_dtype(input.device)
-    if target is not None:
-        logical_dtype = target
-        input = autocast_operand(input, input.device, target)  # noqa: A001
-        if isinstance(bias, Tensor):
-            bias = autocast_operand(bias, input.device, target)
+    input, bias, logical_dtype = autocast_operands(input, bias, weight.dtype)  # noqa: A001
     return dispatch.linear(
         input,
         weight.qdata,
