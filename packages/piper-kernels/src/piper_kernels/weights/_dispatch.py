@@ -75,6 +75,18 @@ def register_unsupported(cls: Any) -> None:
         )
 
 
+def register_updates(cls: Any) -> None:
+    """Register the in-place updates, which are methods of the weight."""
+
+    @cls.implements(aten.add_.Tensor)
+    def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
+        return args[0].add_(*args[1:], **kwargs)
+
+    @cls.implements(aten.addmm_.default)
+    def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
+        return args[0].addmm_(*args[1:], **kwargs)
+
+
 def register_copy(cls: Any) -> None:
     """Register ``copy_`` between weights of one format; other tensors are refused."""
 

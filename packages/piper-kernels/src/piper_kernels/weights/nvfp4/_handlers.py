@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from piper_kernels.weights._casts import register_casts
-from piper_kernels.weights._dispatch import register_copy, register_unsupported
+from piper_kernels.weights._dispatch import register_copy, register_unsupported, register_updates
 from piper_kernels.weights._matmul import register_linear, register_matmul
 from piper_kernels.weights._rebuild import rebuild
 from piper_kernels.weights._views import register_views
@@ -32,14 +32,7 @@ def register_handlers(
     register_unsupported(cls)
     register_matmul(cls, linear or _linear)
     register_linear(cls, linear or _linear)
-
-    @cls.implements(aten.add_.Tensor)
-    def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
-        return args[0].add_(*args[1:], **kwargs)
-
-    @cls.implements(aten.addmm_.default)
-    def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], kwargs: Any) -> Any:
-        return args[0].addmm_(*args[1:], **kwargs)
+    register_updates(cls)
 
     @cls.implements(aten.is_pinned.default)
     def _(_func: Any, _types: Sequence[type], args: tuple[Any, ...], _kwargs: Any) -> bool:
