@@ -1,8 +1,16 @@
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
 from phyai_quant import Matcher, QuantConfigError, QuantPlan, QuantScheme, Rule, TensorQuant
-from phyai_quant.disk_checks import check_quantized_layers, check_shapes, check_unquantized_dtypes
+from phyai_quant.disk_checks import (
+    check_quantized_layers,
+    check_resolved_layers,
+    check_shapes,
+    check_unquantized_dtypes,
+)
+from phyai_quant.plan import Resolution
 
 FP8 = QuantScheme(TensorQuant("fp8_e4m3", "per_channel"))
 G32 = QuantScheme(TensorQuant("int4", "block", block_shape=(1, 32)))
@@ -71,14 +79,32 @@ def test_unquantized_weights_of_covered_layers_are_refused(dtype):
     assert f"a.experts.1.up.weight ({dtype}): not quantized, but the default of c says" in text
     assert "a.experts.0" not in text
     assert "a.gate" not in text
-    with pytest.raises(QuantConfigError, match=r"name 'a\.gate' -> .*\(c\.json: x\) says weight"):
+    with pytest.raises(
+        QuantConfigError, match=r"but name 'a\.gate' -> weight fp8.*\(c\.json: x\)$"
+    ):
         check_quantized_layers(names, plan("a.gate", FP8), layers)
+    with pytest.raises(QuantConfigError, match="the default of c says weight fp8_e4m3"):
+        check_quantized_layers(names, plan("a.gate", None, FP8), layers)
 
 
 def test_unquantized_weights_pass_where_nothing_else_is_expected():
     layers = {"a.b": "Linear", "a.missing": "Linear"}
     for scheme in (None, ROTATED):
         check_quantized_layers({"a.b.weight": "BF16"}, QuantPlan(default=scheme), layers)
+
+
+def test_decisions_of_the_caller_count():
+    rules = plan("a.qkv_proj", FP8)
+    (first, *_) = rules.explain("a.qkv_proj").legs
+    decided = {"b.to_q": Resolution("b.to_q", (first,)), "b.gate": rules.explain("b.gate")}
+    with pytest.raises(QuantConfigError, match=r"b\.to_q\.weight \(F16\).*name 'a\.qkv_proj'"):
+        check_resolved_layers({"b.to_q.weight": "F16", "b.gate.weight": "F16"}, rules, decided)
+    check_resolved_layers({"b.to_q.weight": "F8_E4M3"}, rules, decided)
+
+
+def test_formats_of_other_packages_say_themselves_what_they_read():
+    stored = replace(FP8, stored_by="llm-int8")
+    check_quantized_layers({"a.b.weight": "F16"}, plan("a.b", stored), {"a.b": "Linear"})
 
 
 @pytest.mark.parametrize(

@@ -88,19 +88,48 @@ def check_quantized_layers(
         QuantConfigError: A weight is stored in 16 or more bits although a rule says that it is
             quantized. The text lists the tensors and the rules with their files.
     """
+    check_resolved_layers(
+        names_to_dtypes,
+        plan,
+        {
+            layer: plan.explain(layer, module_cls)
+            for layer, module_cls in layers.items()
+            if _is_wide(names_to_dtypes, layer)
+        },
+    )
+
+
+def check_resolved_layers(
+    names_to_dtypes: Mapping[str, Any], plan: QuantPlan, resolutions: Mapping[str, Resolution]
+) -> None:
+    """Does what `check_quantized_layers` does with decisions that the caller already has.
+
+    A model may name its layers otherwise than the checkpoint and fuse them; its decisions for a
+    weight on disk are then other than the plan's for that name alone. Formats of other packages
+    (``stored_by``) say themselves what they read.
+
+    Args:
+        names_to_dtypes: As in `check_unquantized_dtypes`.
+        plan: The plan in force.
+        resolutions: What decides each layer, by its name in the checkpoint.
+
+    Raises:
+        QuantConfigError: As `check_quantized_layers`; or legs of a fused layer disagree.
+    """
     problems = []
-    for layer, module_cls in layers.items():
-        name = f"{layer}.weight"
-        if not _kind(names_to_dtypes.get(name)).startswith(_WIDE_DTYPES):
-            continue
-        resolution = plan.explain(layer, module_cls)
+    for layer, resolution in resolutions.items():
         scheme = resolution.scheme
-        if scheme is not None and not scheme.online:
-            text = f"not quantized, but {_decider(resolution, plan)} says {scheme.describe()}"
-            problems.append(f"{name} ({names_to_dtypes[name]}): {text}")
+        if scheme is None or scheme.online or scheme.stored_by is not None:
+            continue
+        if _is_wide(names_to_dtypes, layer):
+            name = f"{layer}.weight"
+            decider = resolution.decided_by(plan.source)
+            if resolution.legs[0].rule is None:
+                decider += f" says {scheme.describe()}"
+            problems.append(f"{name} ({names_to_dtypes[name]}): not quantized, but {decider}")
     _raise(
         "the checkpoint holds unquantized weights of layers that its quantization config covers; "
-        "add them to its ignore list",
+        "take out entries that name them alone, or add them to its ignore list",
         problems,
     )
 
@@ -127,7 +156,7 @@ def check_shapes(
             if columns % size:
                 problems.append(
                     f"{layer}: K = {columns} is not divisible by the {what} {size} of "
-                    f"{_decider(resolution, plan)}"
+                    f"{resolution.decided_by(plan.source)}"
                 )
     _raise("layers do not fit their quantization; leave them unquantized", problems)
 
@@ -141,6 +170,10 @@ def _groups(scheme: QuantScheme | None) -> Iterable[tuple[str, int]]:
         yield "rotation group", scheme.weight.rotation_group
 
 
+def _is_wide(names_to_dtypes: Mapping[str, Any], layer: str) -> bool:
+    return _kind(names_to_dtypes.get(f"{layer}.weight")).startswith(_WIDE_DTYPES)
+
+
 def _unquantized_reason(layer: str, plan: QuantPlan | None) -> str:
     if plan is None:
         return "the checkpoint declares no quantization"
@@ -152,7 +185,7 @@ def _unquantized_reason(layer: str, plan: QuantPlan | None) -> str:
         where = plan.source or "the plan"
         return f"kept unquantized by {rule.describe()}" if rule else f"no rule of {where}"
     if resolution.scheme.online:
-        decider = _decider(resolution, plan)
+        decider = resolution.decided_by(plan.source)
         return f"already quantized, but {decider} expects an unquantized source"
     return ""
 
@@ -161,13 +194,6 @@ def _has_reader(layer: str, plan: QuantPlan | None) -> bool:
     """Tells whether an installed format stores the layer; it knows its own tensors."""
     scheme = plan.resolve(layer, "Linear") if plan is not None and layer else None
     return scheme is not None and scheme.stored_by is not None
-
-
-def _decider(resolution: Resolution, plan: QuantPlan) -> str:
-    rule = resolution.legs[0].rule
-    if rule is not None:
-        return rule.describe()
-    return f"the default of {plan.source}" if plan.source else "the default"
 
 
 def _kind(dtype: object) -> str:

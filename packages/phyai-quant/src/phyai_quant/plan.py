@@ -56,6 +56,17 @@ class Resolution:
             )
         return self.legs[0].scheme
 
+    def decided_by(self, source: str = "") -> str:
+        """Returns the rule of the first leg, or the plan's default, for messages.
+
+        Args:
+            source: Where the plan was read from.
+        """
+        rule = self.legs[0].rule
+        if rule is not None:
+            return rule.describe()
+        return f"the default of {source}" if source else "the default"
+
     def __str__(self) -> str:
         head = self.prefix if self.agrees else f"{self.prefix}: legs disagree"
         return "\n  ".join([head, *(leg.describe() for leg in self.legs)])

@@ -14,6 +14,7 @@ from phyai.dispatch import CallSite
 from phyai.dispatch.selection import Selection
 from phyai.kernels.fp8_rows import RoundedRows
 from phyai_quant import QuantConfigError, QuantScheme, get_active_plan, materialize
+from phyai_quant.plan import Resolution
 from phyai_quant.specs.base import AllocationRequest, LegSlice, WeightSpec
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class Linear(nn.Module):
             those of one rank; all of them by default.
         stored: full checkpoint name of each leg where it does not follow from ``prefix``; plans
             match it too.
+
+    Attributes:
+        resolution: what decided the scheme; None where no plan was asked.
     """
 
     def __init__(
@@ -95,16 +99,14 @@ class Linear(nn.Module):
         )
         self.in_features = in_features
         self.out_features: int = sum(leg.width for leg in self.legs)
-        if spec is None:
-            plan = get_active_plan()
-            if scheme is None and plan is not None and prefix:
-                legs = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
-                scheme = plan.resolve(prefix, type(self), legs=legs, stored=stored)
-            spec = materialize(scheme, sm_version(device))
-        else:
-            scheme = None
-        self.scheme = scheme
-        self.spec = spec
+        self.resolution: Resolution | None = None
+        plan = get_active_plan()
+        if spec is None and scheme is None and plan is not None and prefix:
+            names = [leg.name for leg in self.legs] if len(self.legs) > 1 else None
+            self.resolution = plan.explain(prefix, type(self), legs=names, stored=stored)
+            scheme = self.resolution.scheme
+        self.scheme: QuantScheme | None = scheme if spec is None else None
+        self.spec: WeightSpec = materialize(scheme, sm_version(device)) if spec is None else spec
         self.params_dtype = params_dtype
         self.weight: Tensor
         request = AllocationRequest(
@@ -116,7 +118,7 @@ class Linear(nn.Module):
             slices=tuple(slices),
         )
         self.slices: tuple[LegSlice, ...] = request.slices
-        spec.allocate(self, request)
+        self.spec.allocate(self, request)
         self.bias: nn.Parameter | None = (
             nn.Parameter(
                 torch.empty(self.out_features, dtype=params_dtype, device=device),
@@ -215,7 +217,8 @@ class Linear(nn.Module):
             try:
                 self.spec.load_weight(self, tensor, source, shard_id)
             except QuantConfigError as error:
-                raise QuantConfigError(f"{key}: {error}" if self.renamed else str(error)) from error
+                told = f"{key}: {error}" if self.renamed or len(self.legs) > 1 else str(error)
+                raise QuantConfigError(told) from error
 
         # Formats accept tensors under several names: `missing_parts` knows what is needed.
         return TensorSlot(key, load, optional=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from phyai.checkpoints import CheckpointError, CheckpointReader, load_into
 from phyai.checkpoints.planned import model_tensors
 from phyai.layers import Embedding, Linear, UnusedLinear
+from phyai.layers.stored_dtypes import check_stored_dtypes
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.media import DomainTable
 from phyai.models.cosmos3.model import Cosmos3Transformer
@@ -50,7 +51,8 @@ def load_transformer(
 
     Raises:
         CheckpointError: if files or tensors are missing, unexpected or do not fit.
-        QuantConfigError: if the files hold quantized tensors that no rule explains.
+        QuantConfigError: if the files hold quantized tensors that no rule explains, or unquantized
+            ones where a rule says otherwise.
         ValueError: for embodiments or a degree of parallelism that the model does not have.
     """
     directory = transformer_folder(checkpoint_dir)
@@ -63,6 +65,7 @@ def load_transformer(
     )
     if plan is not None:
         _warn_about_unused_rules(model, plan)
+        check_stored_dtypes(model, reader.dtypes, plan)
     # A GPU casts faster than the host, and 16-bit weights need no copy on the host at all.
     place = device if torch.device(device).type == "cuda" else "cpu"
     tensors = model_tensors(reader, plan, place)

@@ -7,6 +7,7 @@ import torch
 from phyai.checkpoints import CheckpointReader, load_into
 from phyai.checkpoints.planned import model_tensors
 from phyai.layers import Embedding, Linear, UnusedLinear
+from phyai.layers.stored_dtypes import check_stored_dtypes
 from phyai.models.pi05.config import PI05Config
 from phyai.models.pi05.keys import EMBEDDING, UNUSED_EMBEDDING, UNUSED_HEAD, canonical
 from phyai.models.pi05.model import PI05Model
@@ -36,7 +37,8 @@ def load_pi05(
 
     Raises:
         CheckpointError: if files or tensors are missing, unexpected or do not fit.
-        QuantConfigError: if the file holds quantized tensors that no rule explains.
+        QuantConfigError: if the file holds quantized tensors that no rule explains, or unquantized
+            ones where a rule says otherwise.
     """
     directory = Path(checkpoint_dir)
     reader = CheckpointReader(directory, canonical)
@@ -46,6 +48,7 @@ def load_pi05(
     model = PI05Model(config, params_dtype=params_dtype, device=device, savings=savings)
     if plan is not None:
         _warn_about_unused_rules(model, plan)
+        check_stored_dtypes(model, reader.dtypes, plan)
     # A GPU casts faster than the host, and 16-bit weights need no copy on the host at all.
     place = device if torch.device(device).type == "cuda" else "cpu"
     load_into(model, model_tensors(reader, plan, place), source=str(directory))
