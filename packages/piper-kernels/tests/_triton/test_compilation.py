@@ -1,6 +1,5 @@
 """Every kernel compiles to machine code for every target, without a GPU."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,8 @@ POINTERS = {
 
 
 @pytest.fixture(scope="module")
-def primitives():
-    path = Path(__file__).with_name("primitive_kernels.py")
-    spec = importlib.util.spec_from_file_location("primitive_kernels", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def primitives(load_module):
+    return load_module(Path(__file__).with_name("primitive_kernels.py"))
 
 
 @pytest.fixture(params=machine_code.SUPPORTED)

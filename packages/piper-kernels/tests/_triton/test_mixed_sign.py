@@ -1,6 +1,5 @@
 """Marked products become unsigned by signed, and nothing else changes."""
 
-import importlib.util
 import re
 import threading
 from collections import Counter
@@ -30,12 +29,8 @@ MIXED = {"u8.s8", "neg_lo:[1,0,0]"}
 
 
 @pytest.fixture(scope="module")
-def kernels():
-    path = Path(__file__).with_name("mixed_sign_kernels.py")
-    spec = importlib.util.spec_from_file_location("mixed_sign_kernels", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def kernels(load_module):
+    return load_module(Path(__file__).with_name("mixed_sign_kernels.py"))
 
 
 @pytest.fixture(autouse=True)

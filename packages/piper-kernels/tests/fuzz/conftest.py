@@ -12,11 +12,6 @@ collect_ignore_glob = [] if importlib.util.find_spec("hypothesis") else ["test_*
 
 
 @pytest.fixture(scope="session")
-def projected_attention():
+def projected_attention(load_module):
     """Return the module ``fusions/projected_attention.py``: plain models and their graphs."""
-    path = HERE.parent / "fusions" / "projected_attention.py"
-    spec = importlib.util.spec_from_file_location("projected_attention", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE.parent / "fusions" / "projected_attention.py")

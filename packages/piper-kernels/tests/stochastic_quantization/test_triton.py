@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,8 @@ def test_numerics_on_the_gpu(run_kernel_checks):
 
 
 @pytest.fixture(scope="module")
-def kernels():
-    spec = importlib.util.spec_from_file_location("rounding_kernels", KERNELS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def kernels(load_module):
+    return load_module(KERNELS)
 
 
 @pytest.mark.parametrize("name", machine_code.SUPPORTED)

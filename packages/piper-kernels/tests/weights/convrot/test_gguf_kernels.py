@@ -1,6 +1,5 @@
 """The GGUF kernels: numerics in the interpreter or on a GPU, machine code for every target."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -51,10 +50,8 @@ def build(kernel, target, constants, **types):
     return machine_code.build(kernel, target, constants, types, aligned=aligned)
 
 
-def test_every_type_compiles(target):
-    spec = importlib.util.spec_from_file_location("gguf_kernels", SCRIPTS[0])
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_every_type_compiles(target, load_module):
+    module = load_module(SCRIPTS[0])
     bits = sum(1 << kind for kind in GGUFQuantizationType)
     build(module.decode_every_type_kernel, target, {"UNITS": 16, "TYPE_BITS": bits})
 
