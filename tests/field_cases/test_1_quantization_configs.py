@@ -11,13 +11,12 @@ from phyai.layers import Linear
 from phyai_quant import QuantConfigError, load_quant_plan, use_quant_plan
 from phyai_quant.checkpoint import check_unquantized_dtypes
 from phyai_quant.cli.app import run
-from phyai_quant.disk_checks import check_quantized_layers, check_shapes
+from phyai_quant.disk_checks import check_quantized_layers
 from phyai_quant.plan import warn_unmatched
 
 ATTN = "model.layers.0.self_attn"
 MLP = "model.layers.0.mlp"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-FP4_GROUPS = {"config_groups": {"NVFP4": ["Linear"]}}
 
 
 def compressed(*presets, **values):
@@ -304,16 +303,20 @@ def test_case_26_an_infinite_scale_of_the_input_is_reported(checkpoint, capsys):
 
 @pytest.mark.parametrize("group", [32, 128])
 def test_case_28_a_group_that_does_not_divide_the_features_is_named(checkpoint, group):
-    """A group size that does not divide the input features is refused with the layer.
+    """A group size that does not divide the input features is refused with the layer and the rule.
 
-    Handled in phyai_quant.disk_checks.
+    Handled in phyai_quant.specs.int_scales, phyai.layers.linear.
     """
     args = {"num_bits": 4, "group_size": group}
     config = {**compressed(), "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
-    plan = load_quant_plan(checkpoint(config))
-    with pytest.raises(QuantConfigError, match=f"{MLP}.fc2: K = 4304 is not divisible by the gro"):
-        check_shapes(plan, {f"{MLP}.fc2": (1152, 4304), f"{MLP}.fc1": (4304, 1152)})
-    check_shapes(plan, {f"{MLP}.fc1": (4304, 1152)})
+    directory = checkpoint({**config, "format": "pack-quantized"})
+    with use_quant_plan(load_quant_plan(directory)):
+        Linear(1152, 4304, prefix=f"{MLP}.fc1")
+        with pytest.raises(QuantConfigError) as error:
+            Linear(4304, 1152, prefix=f"{MLP}.fc2")
+    assert f"{MLP}.fc2: K = 4304 is not a multiple of the group size {group}" in str(error.value)
+    assert f"decided by module_cls 'Linear' -> weight int4 block[1,{group}]" in str(error.value)
+    assert f"{directory / 'config.json'}: quantization_config.config_groups" in str(error.value)
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,6 +10,7 @@ from phyai_quant import (
     Granularity,
     Matcher,
     QDType,
+    QuantConfigError,
     QuantPlan,
     QuantScheme,
     Rule,
@@ -50,6 +53,31 @@ def test_fused_layer_equals_its_parts(shape):
         for leg in LEGS
     ]
     torch.testing.assert_close(layer(x).double(), torch.cat(expected, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_format_that_cannot_hold_a_layer_is_refused_with_the_rule():
+    rows = QuantScheme(TensorQuant(QDType.NVFP4, Granularity.PER_CHANNEL))
+    for scheme, text in ((CONVROT, r"K = 24 is not divisible"), (rows, "no weight format stores")):
+        rule = Rule(Matcher("name", "a.down_proj"), scheme, "policy.yaml: down")
+        with use_quant_plan(QuantPlan((rule,))), pytest.raises(QuantConfigError) as error:
+            Linear(24, 8, prefix="a.down_proj")
+        assert re.match(rf"a\.down_proj: .*{text}", str(error.value))
+        assert str(error.value).count("a.down_proj: ") == 1
+        assert "decided by name 'a.down_proj' -> " in str(error.value)
+        assert "(policy.yaml: down)" in str(error.value)
+    with use_quant_plan(QuantPlan(default=CONVROT, source="policy.yaml")):
+        with pytest.raises(QuantConfigError, match=r"; decided by the default of policy\.yaml$"):
+            Linear(24, 8, prefix="a.down_proj")
+        with pytest.raises(QuantConfigError, match="K = 24") as error:
+            Linear(24, 8, scheme=CONVROT)
+    assert "decided" not in str(error.value)
+
+
+def test_a_misshapen_leg_is_named():
+    layer = Linear(32, LEGS, prefix="attn.qkv_proj")
+    tensors = parts(bias=False) | {"attn.k_proj.weight": torch.randn(4, 32)}
+    with pytest.raises(CheckpointError, match=r"attn\.k_proj\.weight: .*\[4, 32\]"):
+        load_into(layer, readers(tensors), source="test")
 
 
 def test_a_strided_input_gives_the_same_rows():

@@ -1,10 +1,10 @@
-"""Whether a plan fits the tensors of a checkpoint; looks at names, dtypes and shapes only."""
+"""Whether a plan fits the tensors of a checkpoint; looks at names and dtypes only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from phyai_quant.plan import QuantPlan, Resolution
-from phyai_quant.scheme import QuantConfigError, QuantScheme
+from phyai_quant.scheme import QuantConfigError
 
 _QUANTIZED_DTYPES = ("f8", "float8", "f4", "float4", "i8", "int8", "u8", "uint8")
 _FLOAT_CODES = ("f8", "float8", "f4", "float4")
@@ -132,42 +132,6 @@ def check_resolved_layers(
         "take out entries that name them alone, or add them to its ignore list",
         problems,
     )
-
-
-def check_shapes(
-    plan: QuantPlan, shapes: Mapping[str, tuple[int, int]], module_cls: type | str = "Linear"
-) -> None:
-    """Refuses layers whose sizes do not fit the groups or rotation of their scheme.
-
-    Args:
-        plan: The plan in force.
-        shapes: Logical ``(N, K)`` of each linear layer of the checkpoint.
-        module_cls: Their class.
-
-    Raises:
-        QuantConfigError: Groups along K, or a rotation, do not divide K. The text lists layers and
-            rules.
-    """
-    problems = []
-    for layer, (_, columns) in shapes.items():
-        resolution = plan.explain(layer, module_cls)
-        scheme = resolution.scheme
-        for what, size in _groups(scheme):
-            if columns % size:
-                problems.append(
-                    f"{layer}: K = {columns} is not divisible by the {what} {size} of "
-                    f"{resolution.decided_by(plan.source)}"
-                )
-    _raise("layers do not fit their quantization; leave them unquantized", problems)
-
-
-def _groups(scheme: QuantScheme | None) -> Iterable[tuple[str, int]]:
-    if scheme is None:
-        return
-    if scheme.weight.block_shape is not None and scheme.weight.block_shape[0] == 1:
-        yield "group size", scheme.weight.block_shape[1]
-    if scheme.weight.rotation_group is not None:
-        yield "rotation group", scheme.weight.rotation_group
 
 
 def _is_wide(names_to_dtypes: Mapping[str, Any], layer: str) -> bool:

@@ -70,6 +70,10 @@ class Linear(nn.Module):
 
     Attributes:
         resolution: what decided the scheme; None where no plan was asked.
+
+    Raises:
+        QuantConfigError: if legs have different schemes, or nothing stores the scheme in this size
+            or on this device.
     """
 
     def __init__(
@@ -106,7 +110,6 @@ class Linear(nn.Module):
             self.resolution = plan.explain(prefix, type(self), legs=names, stored=stored)
             scheme = self.resolution.scheme
         self.scheme: QuantScheme | None = scheme if spec is None else None
-        self.spec: WeightSpec = materialize(scheme, sm_version(device)) if spec is None else spec
         self.params_dtype = params_dtype
         self.weight: Tensor
         request = AllocationRequest(
@@ -118,7 +121,7 @@ class Linear(nn.Module):
             slices=tuple(slices),
         )
         self.slices: tuple[LegSlice, ...] = request.slices
-        self.spec.allocate(self, request)
+        self.spec: WeightSpec = self._allocated(spec, request)
         self.bias: nn.Parameter | None = (
             nn.Parameter(
                 torch.empty(self.out_features, dtype=params_dtype, device=device),
@@ -128,6 +131,21 @@ class Linear(nn.Module):
             else None
         )
         self._site = CallSite("gemm", role=role, dims={"N": self.out_features, "K": in_features})
+
+    def _allocated(self, spec: WeightSpec | None, request: AllocationRequest) -> WeightSpec:
+        """Makes the place of the weight in ``spec``, or in the format of the scheme."""
+        try:
+            if spec is None:
+                spec = materialize(self.scheme, sm_version(request.device or "cpu"))
+            spec.allocate(self, request)
+        except QuantConfigError as error:
+            plan = get_active_plan()
+            if self.resolution is None or plan is None:
+                raise
+            text = str(error).removeprefix(f"{self.prefix}: ")
+            decider = self.resolution.decided_by(plan.source)
+            raise QuantConfigError(f"{self.prefix}: {text}; decided by {decider}") from error
+        return spec
 
     def forward(self, x: Tensor | RoundedRows) -> Tensor:
         """Maps ``x`` [..., K] to [..., N] in the dtype of ``x``."""
