@@ -60,6 +60,35 @@ def run(function, *args, options, dynamic=None, is_inference=True):
     return result, capture
 
 
+def check(function, *args, options, targets, tolerance=0.0, dynamic=None):
+    """Check which operators a compiled function calls, and its results against the eager ones.
+
+    Args:
+        function: Returns a tensor or several.
+        args: Its arguments.
+        options: Compile options with the passes.
+        targets: Names of the operators of this library, in order.
+        tolerance: Relative L2 distance of a result; 0 asks for equal values.
+        dynamic: As ``torch.compile`` takes it.
+
+    Returns:
+        The capture of the graph.
+    """
+    actual, capture = run(function, *args, options=options, dynamic=dynamic)
+    with torch.no_grad():
+        expected = function(*args)
+    assert capture.targets == targets
+    actual, expected = (v if isinstance(v, tuple) else (v,) for v in (actual, expected))
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        if tolerance:
+            assert relative_error(one, other) <= tolerance
+        else:
+            assert torch.equal(one, other)
+    return capture
+
+
 def relative_error(actual, expected):
     """Return the relative L2 distance."""
     return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()

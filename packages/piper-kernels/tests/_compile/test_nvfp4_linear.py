@@ -34,16 +34,8 @@ def make(fmt, rows, features=32, act=None, quantize_input=True):
     return ConvRotNVFP4Tensor.from_hp(dense, group_size=16, **options)
 
 
-def check(graph_capture, fmt, function, *args, targets, tolerance=0.0, dynamic=None):
-    actual, capture = graph_capture.run(function, *args, options=OPTIONS[fmt], dynamic=dynamic)
-    with torch.no_grad():
-        expected = function(*args)
-    assert capture.targets == targets
-    actual, expected = (v if isinstance(v, tuple) else (v,) for v in (actual, expected))
-    for one, other in zip(actual, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        assert one.numel() == 0 or graph_capture.relative_error(one, other) <= tolerance
+def check(graph_capture, fmt, function, *args, **given):
+    graph_capture.check(function, *args, options=OPTIONS[fmt], **given)
 
 
 def two(x, a, b):

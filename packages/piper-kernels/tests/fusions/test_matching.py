@@ -83,17 +83,8 @@ def gelu(x, up, down, bias=None):
     return functional.linear(hidden, down, bias)
 
 
-def check(graph_capture, function, *args, options, targets, fmt="convrot_int8", dynamic=None):
-    actual, capture = graph_capture.run(function, *args, options=options, dynamic=dynamic)
-    with torch.no_grad():
-        expected = function(*args)
-    assert capture.targets == targets
-    actual, expected = (v if isinstance(v, tuple) else (v,) for v in (actual, expected))
-    for one, other in zip(actual, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        assert graph_capture.relative_error(one, other) < TOLERANCE[fmt]
-    return capture
+def check(graph_capture, function, *args, fmt="convrot_int8", **given):
+    return graph_capture.check(function, *args, tolerance=TOLERANCE[fmt], **given)
 
 
 @pytest.mark.parametrize("fmt", SWIGLU)
