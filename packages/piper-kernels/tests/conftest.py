@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# format_weights, machine_code and process_state
+# aligned_memory, format_weights, machine_code and process_state
 sys.path.insert(0, str(HERE))
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from aligned_memory import aligned
 
 pytest.importorskip("triton", reason="Triton is not installed")
 hopper = pytest.importorskip("piper_kernels.linear.nvfp4._nvidia.hopper")
@@ -16,13 +17,6 @@ from piper_kernels.weights.nvfp4._layout import scale_shape  # noqa: E402
 
 STREAM = HopperPlan(16, 128, 2, 8, w_stages=5, held_steps=2, chunk=2)
 PRODUCT = HopperPlan(32, 128, 2, 8, w_stages=4, x_stages=8)
-
-
-def aligned(*shape, dtype=torch.float32, offset=0):
-    size = torch.Size(shape).numel() * dtype.itemsize
-    storage = torch.zeros(size + 64, dtype=torch.uint8)
-    start = -storage.data_ptr() % 16 + offset
-    return storage[start : start + size].view(dtype).view(shape)
 
 
 @pytest.fixture

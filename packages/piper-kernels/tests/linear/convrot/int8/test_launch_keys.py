@@ -4,18 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from aligned_memory import aligned
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from piper_kernels.linear.convrot.int8 import _launch
 from piper_kernels.linear.convrot.int8._nvidia import plan as nvidia
-
-
-def aligned(*shape, dtype=torch.float32, offset=0):
-    size = torch.Size(shape).numel() * dtype.itemsize
-    storage = torch.zeros(size + 32, dtype=torch.uint8)
-    start = -storage.data_ptr() % 16 + offset
-    return storage[start : start + size].view(dtype).view(shape)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from aligned_memory import aligned
 
 from piper_kernels._triton.row_chunks import MAX_FUSED_WIDTH
 from piper_kernels._triton.targets import AcceleratorTarget
@@ -139,19 +140,16 @@ def test_hopper_kernel_needs_its_target_and_triton(monkeypatch):
 
 def test_hopper_kernel_needs_aligned_operands():
     hopper = pytest.importorskip("piper_kernels.linear.convrot.int8._nvidia.hopper")
-    storage = torch.zeros(64 * 64 + 32, dtype=torch.int8)
-    offset = -storage.data_ptr() % 16
-    aligned = storage[offset : offset + 4096].view(64, 64)
-    shifted = storage[offset + 8 : offset + 8 + 4096].view(64, 64)
+    codes, shifted = (aligned(64, 64, dtype=torch.int8, offset=offset) for offset in (0, 8))
     scale = torch.ones(64, 1)
-    assert hopper.is_usable(aligned, (aligned, scale, None), (aligned, scale, None))
-    assert not hopper.is_usable(shifted, (aligned, scale, None), None)
-    assert not hopper.is_usable(aligned, (shifted, scale, None), None)
-    assert not hopper.is_usable(aligned, (aligned, scale, None), (shifted, scale, None))
-    repeated = aligned[:1].expand(64, 64)
-    assert not hopper.is_usable(repeated, (aligned, scale, None), None)
-    assert not hopper.is_usable(aligned[:, :24].as_strided((2, 24), (24, 1)),
-                                (aligned, scale, None), None)  # fmt: skip
+    assert hopper.is_usable(codes, (codes, scale, None), (codes, scale, None))
+    assert not hopper.is_usable(shifted, (codes, scale, None), None)
+    assert not hopper.is_usable(codes, (shifted, scale, None), None)
+    assert not hopper.is_usable(codes, (codes, scale, None), (shifted, scale, None))
+    repeated = codes[:1].expand(64, 64)
+    assert not hopper.is_usable(repeated, (codes, scale, None), None)
+    assert not hopper.is_usable(codes[:, :24].as_strided((2, 24), (24, 1)),
+                                (codes, scale, None), None)  # fmt: skip
 
 
 def test_backends_follow_the_target(monkeypatch):
