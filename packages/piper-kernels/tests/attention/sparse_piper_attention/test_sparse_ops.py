@@ -50,6 +50,7 @@ def changed(index, change):
     ("tensors", "message"),
     [
         (changed(0, lambda x: x[0]), r"\[batch,sequence,heads,features\]"),
+        (changed(0, lambda x: x[0, 0, 0, 0]), r"\[batch,sequence,heads,features\]"),
         (changed(1, lambda x: x.half()), "share float16, bfloat16, or float32"),
         ([x.double() for x in operands()], "share float16, bfloat16, or float32"),
         (changed(2, lambda x: x.to("meta")), "share a device"),
@@ -57,6 +58,7 @@ def changed(index, change):
         (changed(1, lambda x: x[:, :-1]), "matching shapes"),
         (changed(0, lambda x: x.expand(2, -1, -1, -1)), "matching shapes"),
         (operands(features=32), "head_dim=64 or 128"),
+        (operands(features=0), "head_dim=64 or 128"),
         (operands(rows=63), "at least 64 sequence rows"),
         (operands(heads=3), "one value per head"),
         (operands(heads=2, kv_heads=4), "head"),

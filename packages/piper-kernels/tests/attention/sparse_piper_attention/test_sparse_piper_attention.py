@@ -1,5 +1,8 @@
 """What the attention computes, against loops in float64."""
 
+import copy
+import pickle
+
 import pytest
 import slow_attention
 import torch
@@ -161,6 +164,17 @@ def test_amplitudes(amplitude):
     if amplitude >= 1e-3:  # below, the floor of the scales dominates
         expected = slow_attention.attention(*operands, RATIOS, 2)
         assert relative(found, expected) < 5e-3
+
+
+def test_copies_compute_the_same():
+    operands = tensors(129)
+    attention = SparsePiperAttention(RATIOS, routing="mean")
+    assert not attention.state_dict()
+    expected = attention(*operands, sparse_key_blocks=2)
+    assert not attention.state_dict(), "a call left something behind"
+    for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention)).half()):
+        assert (other.head_keep_ratios, other.routing) == (RATIOS, "mean")
+        assert torch.equal(other(*operands, sparse_key_blocks=2), expected)
 
 
 def test_zero_operands():

@@ -32,11 +32,11 @@ def check_attention(
     value: Tensor,
     head_keep_ratio_units: list[int],
     sparse_key_blocks: int,
-    scale: float,
+    scale: float | None,
     block_lengths: Tensor | None,
     sparse_query_blocks: int | None,
-) -> None:
-    """Check everything about a call that the host knows."""
+) -> float:
+    """Check everything about a call that the host knows and return its effective scale."""
     check_operands(LABEL, {"query": query, "key": key, "value": value})
     check_heads(LABEL, query.shape[2], key.shape[2], value.shape[2])
     if len(head_keep_ratio_units) != query.shape[2]:
@@ -45,8 +45,10 @@ def check_attention(
             f"{len(head_keep_ratio_units)} for {query.shape[2]} query heads"
         )
     check_block_lengths(LABEL, block_lengths, query.shape[1], query.device)
-    check_scale(f"{LABEL}: scale", scale)
+    default: float = query.shape[3] ** -0.5
+    factor = check_scale(f"{LABEL}: scale", default if scale is None else scale)
     check_routing_counts(LABEL, sparse_key_blocks, sparse_query_blocks, query.shape[1])
+    return factor
 
 
 @torch.library.custom_op("piper_kernels::sparse_piper_attention", mutates_args=())

@@ -90,9 +90,10 @@ class SparsePiperAttention(nn.Module):
             RuntimeError: An operand requires a gradient while gradients are enabled.
         """
         check_inference(LABEL, query, key, value)
-        factor: float = query.shape[-1] ** -0.5 if scale is None else float(scale)
         counts = (list(self._units), sparse_key_blocks)
-        check_attention(query, key, value, *counts, factor, block_lengths, sparse_query_blocks)
+        factor = check_attention(
+            query, key, value, *counts, scale, block_lengths, sparse_query_blocks
+        )
         mode = int(self._mode)
         return sparse_piper_attention(
             query, key, value, *counts, factor, mode, block_lengths, sparse_query_blocks
