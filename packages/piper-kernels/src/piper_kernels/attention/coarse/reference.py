@@ -61,7 +61,9 @@ def coarse_output(
     pooled = pooled_value[:, :, :coarse_key_blocks]
     query_blocks = summaries.query.shape[2]
     chunks = []
-    for start in range(0, query_blocks, SCORE_CHUNK):
+    # A traced graph is bound to the number of chunks, not to that of the blocks.
+    for index in range((query_blocks + SCORE_CHUNK - 1) // SCORE_CHUNK):
+        start = index * SCORE_CHUNK
         chunk = slice(start, min(start + SCORE_CHUNK, query_blocks))
         scores = block_scores(summaries, mode, chunk, coarse_key_blocks, coarse_scale)
         chunks.append(attend_blocks(scores, pooled))
