@@ -9,7 +9,7 @@ from phyai.dispatch import KernelQuery, Selector
 from phyai_quant import Granularity, QDType, QuantScheme, TensorQuant, materialize
 from phyai_quant.specs.base import AllocationRequest
 
-BLOCK, CHANNEL, TENSOR = Granularity.BLOCK, Granularity.PER_CHANNEL, Granularity.PER_TENSOR
+BLOCK, CHANNEL = Granularity.BLOCK, Granularity.PER_CHANNEL
 INT8_TOKENS = TensorQuant(QDType.INT8, CHANNEL, dynamic=True)
 FP8_TOKENS = TensorQuant(QDType.FP8_E4M3, CHANNEL, dynamic=True)
 NVFP4 = TensorQuant(QDType.NVFP4, BLOCK, micro_scaled=True, block_shape=(1, 16))

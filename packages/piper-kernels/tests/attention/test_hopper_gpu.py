@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(bool(_reason()), reason=_reason()),
     pytest.mark.usefixtures("nan_filled_memory"),
 ]
-MEAN_ERROR, MAX_ERROR = 0.003, 0.12
 LENGTHS = [1, 2, 9, 63, 64, 65, 127, 129, 193, 1001]
 OPERATORS = {"piper": piper_attention, "sage": sage_attention_2pp}
 
