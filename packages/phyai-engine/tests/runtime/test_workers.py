@@ -1,6 +1,8 @@
 """Several processes answer as one, and say so when one of them fails."""
 
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,42 @@ def test_ranks_answer_together_fail_together_and_end_together(monkeypatch):
             workers.call("refuse")
     finally:
         workers.close()
+
+
+def test_ranks_close_their_group_before_they_end(monkeypatch, tmp_path, capfd):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from rank_adder import Adder
+
+    workers = Workers(2, Adder, 10.0)
+    try:
+        workers.call("note_the_end", str(tmp_path))
+        capfd.readouterr()
+        for connection in workers._connections:
+            connection.close()
+        for process in workers._processes:
+            process.join()
+        assert [process.exitcode for process in workers._processes] == [0, 0]
+    finally:
+        workers.close()
+    notes = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert notes == {f"rank-{rank}": "held False, group False" for rank in range(2)}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_group_that_does_not_close_holds_no_process_up(hangs):
+    code = f"""
+import time
+from phyai.runtime import workers
+
+workers._LEAVE_S = 0.1 if {hangs} else 600.0
+workers.dist.destroy_process_group = lambda: time.sleep(600.0 if {hangs} else 0.0)
+held = [object()]
+workers._leave(held)
+assert not held
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
+    assert done.returncode == int(hangs)
 
 
 class Idle:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -23,6 +24,9 @@ from torch import Tensor
 # Ranks answer within moments of each other, but a busy machine may not let them.
 _GRACE_S = 60.0
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+# How long the parent waits for a process to end, and a process for its group to close.
+_END_S = 2.0
+_LEAVE_S = 1.5
 
 
 class WorkerError(RuntimeError):
@@ -102,7 +106,7 @@ class Workers:
             with contextlib.suppress(OSError):
                 connection.close()
         for process in self._processes:
-            process.join(2.0)
+            process.join(_END_S)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -169,12 +173,36 @@ def _work(
     )
     held: list[Any] = []
     _answer(connection, rank, lambda: held.append(make(rank, *arguments)))
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
-        while held:
-            method, positional, named = connection.recv()
-            function = getattr(held[0], method)
+    if held and _serve(connection, rank, held[0]):
+        _leave(held)
+
+
+def _serve(connection: Connection, rank: int, computes: Any) -> bool:
+    """Answers calls until the pipe ends; tells whether its other end was closed."""
+    with contextlib.suppress(OSError, KeyboardInterrupt):
+        while True:
+            try:
+                method, positional, named = connection.recv()
+            except EOFError:
+                return True
+            function = getattr(computes, method)
             packed = (_unpack(positional), _unpack(named))
             _answer(connection, rank, lambda f=function, p=packed: f(*p[0], **p[1]))
+    return False
+
+
+def _leave(held: list[Any]) -> None:
+    """Closes the process group, or ends the process where that takes too long.
+
+    Communicators wait for the graphs that captured them, so what is held goes first.
+    """
+    watchdog = threading.Timer(_LEAVE_S, os._exit, (1,))
+    watchdog.daemon = True
+    watchdog.start()
+    held.clear()
+    gc.collect()
+    dist.destroy_process_group()
+    watchdog.cancel()
 
 
 def _answer(connection: Connection, rank: int, function: Callable[[], Any]) -> None:
