@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from phyai.dispatch import bootstrap, load_policy
+from phyai.dispatch import Selector, bootstrap, load_policy, set_kernel_selector
 from phyai.dispatch.call import reset_verify_frozen
 from phyai.dispatch.catalog import Catalog, build_catalog
 from phyai.dispatch.conditions import eq, is_set
@@ -69,6 +69,27 @@ def recorder():
 def toy(recorder):
     """Op ``toy``: fast.toy (input bf16, not capture-safe), mid.toy, slow.toy (reference)."""
     return make_toy(recorder)
+
+
+@pytest.fixture
+def add_row(toy, recorder):
+    """Returns what adds a row to ``toy``, preferred to all others where its condition holds."""
+
+    def add(kernel_id="new.toy", when=eq("op", "toy"), **options):  # noqa: B008  # immutable
+        prepare = recorder(kernel_id)
+        toy.register(
+            Impl(kernel_id=kernel_id, op="toy", when=when, prepare=prepare, priority=19, **options)
+        )
+
+    return add
+
+
+@pytest.fixture
+def selector(toy):
+    """The selector of the process: over ``toy``, on the CPU."""
+    selector = Selector(toy, device="cpu")
+    set_kernel_selector(selector)
+    return selector
 
 
 def make_toy(recorder, errors=None):

@@ -31,13 +31,6 @@ def policy(catalog, *rules):
     return policy_from_mapping({"rules": list(rules)}, catalog=catalog)
 
 
-@pytest.fixture
-def selector(toy):
-    selector = Selector(toy, device="cpu")
-    set_kernel_selector(selector)
-    return selector
-
-
 def call(site, dtype=torch.bfloat16, **facts):
     return site.select(device=CPU, dtype={"input": dtype}, **facts)
 
@@ -160,19 +153,11 @@ def test_changes_invalidate_memo_and_frozen_choice(toy, selector, change):
         assert after.kernel_id == "slow.toy"
 
 
-def test_new_rows_invalidate_a_frozen_choice(toy, selector, recorder):
+def test_new_rows_invalidate_a_frozen_choice(selector, add_row):
     site = CallSite("toy")
     call(site)
     site.freeze()
-    toy.register(
-        Impl(
-            kernel_id="new.toy",
-            op="toy",
-            when=eq("op", "toy"),
-            prepare=recorder("new.toy"),
-            priority=19,
-        )
-    )
+    add_row()
     assert call(site).kernel_id == "new.toy"
 
 
@@ -261,16 +246,8 @@ def test_no_dtype_suits(toy, selector, recorder):
         param_dtypes("odd", activation="bf16")
 
 
-def test_shape_conditions_of_rows_are_in_the_key(toy, selector, recorder):
-    toy.register(
-        Impl(
-            kernel_id="tiny.toy",
-            op="toy",
-            when=compare("shape.M", "<=", 4),
-            prepare=recorder("tiny.toy"),
-            priority=19,
-        )
-    )
+def test_shape_conditions_of_rows_are_in_the_key(selector, add_row):
+    add_row("tiny.toy", compare("shape.M", "<=", 4))
     site = CallSite("toy")
     for rows, expected in ((4, "tiny.toy"), (5, "fast.toy"), (4, "tiny.toy")):
         assert call(site, dims={"M": rows}).kernel_id == expected

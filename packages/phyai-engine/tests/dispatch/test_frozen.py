@@ -24,7 +24,6 @@ from phyai.dispatch import (
 )
 from phyai.dispatch.call import reset_verify_frozen
 from phyai.dispatch.conditions import compare, eq
-from phyai.dispatch.opspec import Impl
 from phyai.layers import Linear
 
 CPU = torch.device("cpu")
@@ -32,13 +31,6 @@ CPU = torch.device("cpu")
 
 def prefer(catalog, kernel_id):
     return policy_from_mapping({"rules": [{"prefer": kernel_id}]}, catalog=catalog)
-
-
-@pytest.fixture
-def selector(toy):
-    selector = Selector(toy, device="cpu")
-    set_kernel_selector(selector)
-    return selector
 
 
 def call(site, dtype=torch.bfloat16, **facts):
@@ -53,17 +45,7 @@ def frozen_site():
     return site
 
 
-def test_every_kind_of_change_thaws_at_the_next_call(toy, selector, recorder):
-    def add_row():
-        row = Impl(
-            kernel_id="new.toy",
-            op="toy",
-            when=eq("op", "toy"),
-            prepare=recorder("new.toy"),
-            priority=19,
-        )
-        toy.register(row)
-
+def test_every_kind_of_change_thaws_at_the_next_call(toy, selector, add_row):
     changes = {
         "policy": (lambda: setattr(selector, "policy", prefer(toy, "mid.toy")), "mid.toy"),
         "same policy again": (lambda: setattr(selector, "policy", Policy()), "fast.toy"),
@@ -125,10 +107,6 @@ def test_a_frozen_choice_of_one_mode_serves_no_other(toy, selector):
     assert call(site).kernel_id == "fast.toy"
 
 
-def row(recorder, kernel_id, when):
-    return Impl(kernel_id=kernel_id, op="toy", when=when, prepare=recorder(kernel_id), priority=19)
-
-
 @pytest.mark.parametrize(
     ("when", "hit", "miss"),
     [
@@ -152,17 +130,15 @@ def row(recorder, kernel_id, when):
     ],
     ids=["block_k", "fields", "granularity", "dims", "attrs"],
 )
-def test_what_a_row_reads_separates_the_choices_of_one_site(
-    toy, selector, recorder, when, hit, miss
-):
-    toy.register(row(recorder, "new.toy", when))
+def test_what_a_row_reads_separates_the_choices_of_one_site(selector, add_row, when, hit, miss):
+    add_row(when=when)
     site = CallSite("toy")
     for facts, expected in [(hit, True), (miss, False), (hit, True), (hit, True), (miss, False)]:
         assert (call(site, **facts).kernel_id == "new.toy") is expected
 
 
-def test_mappings_that_a_caller_reuses_are_read_at_every_call(toy, selector, recorder):
-    toy.register(row(recorder, "new.toy", compare("shape.M", "<=", 8)))
+def test_mappings_that_a_caller_reuses_are_read_at_every_call(selector, add_row):
+    add_row(when=compare("shape.M", "<=", 8))
     site, dims, dtype = CallSite("toy"), {"M": 8}, {"input": torch.bfloat16}
     for rows, name, expected in [
         (8, torch.bfloat16, "new.toy"),

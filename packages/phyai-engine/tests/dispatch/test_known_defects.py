@@ -20,7 +20,6 @@ from phyai.dispatch import (
 )
 from phyai.dispatch import library as libraries
 from phyai.dispatch.conditions import eq
-from phyai.dispatch.opspec import Impl
 from phyai.kernels.humming_product import LOCKS, Buckets
 from phyai.layers import Leg, Linear
 from phyai_quant import (
@@ -64,18 +63,10 @@ def test_a_frozen_site_follows_its_selector(toy):
         ("quant.fields.activation", ({"fields": {"activation": "a16"}}, {"fields": {}})),
     ],
 )
-def test_a_site_tells_weights_apart_by_every_field(toy, recorder, path, values):
+def test_a_site_tells_weights_apart_by_every_field(toy, add_row, path, values):
     """11.4: block sizes and format fields were not part of the memo's key."""
     wanted = {"quant.block_k": 16, "quant.fields.activation": "a16"}[path]
-    toy.register(
-        Impl(
-            kernel_id="own.toy",
-            op="toy",
-            when=eq(path, wanted),
-            prepare=recorder("own.toy"),
-            priority=19,
-        )
-    )
+    add_row("own.toy", eq(path, wanted))
     with kernel_selector_scope(Selector(toy, device="cpu")):
         site = CallSite("toy")
         chosen = [

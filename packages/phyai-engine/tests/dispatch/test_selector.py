@@ -176,37 +176,19 @@ def test_params_reach_only_named_rows(toy, recorder):
     assert recorder.prepared == [("fast.toy", {"size": 3}), ("slow.toy", {})]
 
 
-def test_bad_params_that_only_show_at_selection_are_policy_errors(toy, recorder):
+def test_bad_params_that_only_show_at_selection_are_policy_errors(toy, add_row):
     def check(params):
         raise ValueError(f"size {params['size']} is too big")
 
-    toy.register(
-        Impl(
-            kernel_id="check.toy",
-            op="toy",
-            when=eq("op", "toy"),
-            prepare=recorder("check.toy"),
-            priority=19,
-            accepts=("size",),
-            check_params=check,
-        )
-    )
+    add_row("check.toy", accepts=("size",), check_params=check)
     with pytest.raises(PolicyError, match=r"kernel 'check\.toy': size 3 is too big"):
         policy_from_mapping(
             {"rules": [{"prefer": "check.toy", "params": {"size": 3}}]}, catalog=toy
         )
 
 
-def test_explicit_device_is_never_replaced(toy, recorder):
-    toy.register(
-        Impl(
-            kernel_id="gpu.toy",
-            op="toy",
-            when=eq("device.vendor", "nvidia"),
-            prepare=recorder("gpu.toy"),
-            priority=19,
-        )
-    )
+def test_explicit_device_is_never_replaced(toy, add_row):
+    add_row("gpu.toy", eq("device.vendor", "nvidia"))
     chooser = selector(toy, device="nvidia:sm90")
     assert chooser.select(query()).kernel_id == "gpu.toy"
     assert chooser.select(query(device="cpu")).kernel_id == "fast.toy"
@@ -219,7 +201,7 @@ def test_model_of_the_selector_fills_queries(toy):
     assert chooser.select(query(model=ModelContext("other"))).kernel_id == "fast.toy"
 
 
-def test_choices_are_cached_until_something_changes(toy, recorder):
+def test_choices_are_cached_until_something_changes(toy, add_row):
     chooser = selector(toy)
     first = chooser.select(query())
     assert chooser.select(query()) is first
@@ -228,15 +210,7 @@ def test_choices_are_cached_until_something_changes(toy, recorder):
     assert chooser.epoch > epoch
     assert chooser.select(query()).kernel_id == "mid.toy"
     chooser.policy = policy_from_mapping({}, catalog=toy)
-    toy.register(
-        Impl(
-            kernel_id="new.toy",
-            op="toy",
-            when=eq("op", "toy"),
-            prepare=recorder("new.toy"),
-            priority=19,
-        )
-    )
+    add_row()
     assert chooser.select(query()).kernel_id == "new.toy"
     chooser.device = "nvidia:sm90"
     assert chooser.select(query()).trace.facts["device.arch"] == "sm90"
