@@ -13,7 +13,6 @@ from phyai.guidance import Guidance
 from phyai.models.pi05.main_pi05 import PI05Args
 from phyai.models.pi05.runtime import PI05Runtime
 from phyai.processing import Observation, ProcessingError
-from phyai.runtime import graphs
 from phyai_quant import QuantConfigError
 
 TINY = Path(__file__).parent / "fixtures" / "pi05_tiny"
@@ -146,10 +145,9 @@ def test_noise_and_seed_exclude_each_other(engine):
         engine.infer(observe(engine), noise=noise, seed=1)
 
 
+@pytest.mark.usefixtures("recorded")
 def test_a_warm_engine_records_nothing_more_for_another_prompt(engine, monkeypatch):
     engine.warm_up((1, 2))  # nothing to record without a runtime
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", lambda function, *_: (function(), function))
     runtime = PI05Runtime(engine.plugin.model)
     monkeypatch.setattr(engine.plugin, "runtime", runtime)
     engine.warm_up((1, 2))

@@ -4,24 +4,10 @@ import pytest
 import torch
 
 from phyai.dispatch.call import current_mode
-from phyai.runtime import graphs
 from phyai.runtime.graphs import CapturedLoop
 
 
-@pytest.fixture
-def recorded_on_cpu(monkeypatch):
-    """Lets a graph be a function that writes its result to the buffer of the recording."""
-
-    def record(function, device, pool):
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
-
-
-def test_new_inputs_are_read_and_results_are_kept(recorded_on_cpu):
+def test_new_inputs_are_read_and_results_are_kept(recorded):
     loop = CapturedLoop(lambda x, y: 2 * x + y, [torch.zeros(3), torch.zeros(3)])
     one, two = torch.arange(3.0), torch.ones(3)
     first = loop(one, two)
@@ -31,14 +17,14 @@ def test_new_inputs_are_read_and_results_are_kept(recorded_on_cpu):
     assert one.tolist() == [0, 1, 2]
 
 
-def test_examples_are_copied(recorded_on_cpu):
+def test_examples_are_copied(recorded):
     example = torch.zeros(2)
     loop = CapturedLoop(lambda x: x + 1, [example])
     loop(torch.ones(2))
     assert example.tolist() == [0, 0]
 
 
-def test_the_function_runs_eagerly_then_in_capture_mode(recorded_on_cpu):
+def test_the_function_runs_eagerly_then_in_capture_mode(recorded):
     modes = []
 
     def function(x):
@@ -59,7 +45,7 @@ def test_the_function_runs_eagerly_then_in_capture_mode(recorded_on_cpu):
         ([torch.zeros(3)] * 2, r"got torch\.float32 \[3\], torch\.float32 \[3\]"),
     ],
 )
-def test_other_inputs_are_refused(recorded_on_cpu, inputs, message):
+def test_other_inputs_are_refused(recorded, inputs, message):
     loop = CapturedLoop(lambda x: x + 1, [torch.zeros(3)])
     with pytest.raises(ValueError, match=message):
         loop(*inputs)

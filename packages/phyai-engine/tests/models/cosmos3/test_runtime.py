@@ -23,23 +23,6 @@ SOUND = Layout(2, 4, 4, fps=24.0, sound_frames=7)
 SAMPLING = Sampling(steps=3, guidance=3.0, shift=5.0)
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Records on the CPU; yields the functions that were recorded."""
-    functions = []
-
-    def record(function, device, pool=None):
-        functions.append(function)
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    return functions
-
-
 def make_model(variant):
     config = Cosmos3Config.tiny(variant, num_hidden_layers=2)
     return random_transformer(config, params_dtype=torch.float32, device="cpu", gain=0.08)

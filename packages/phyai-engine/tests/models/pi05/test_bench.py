@@ -9,7 +9,6 @@ from phyai.models.pi05 import bench
 from phyai.models.pi05.bench import Setting
 from phyai.models.pi05.floor import floor_ms
 from phyai.models.pi05.runtime import PI05Runtime
-from phyai.runtime import graphs
 
 
 class Clock:
@@ -32,13 +31,7 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def _on_cpu(monkeypatch):
-    def record(function, device, pool=None):
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
+def _on_cpu(monkeypatch, recorded):
     monkeypatch.setattr(torch.cuda, "Event", Clock)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(bench, "kernel_times", lambda replay: [("slow", 2, 9.0), ("fast", 5, 1.0)])

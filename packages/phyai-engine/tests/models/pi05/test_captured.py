@@ -4,18 +4,8 @@ import pytest
 import torch
 
 from phyai.models.pi05.captured import CapturedDenoise
-from phyai.runtime import graphs
 
-
-@pytest.fixture(autouse=True)
-def _recorded_on_cpu(monkeypatch):
-    def record(function, device, pool):
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
+pytestmark = pytest.mark.usefixtures("recorded")
 
 
 @pytest.mark.parametrize("family", ["pi05", "pi0"])

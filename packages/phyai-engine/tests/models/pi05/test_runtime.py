@@ -11,24 +11,8 @@ from phyai.models.pi05.runtime import PI05Runtime
 from phyai.models.pi05.savings import Savings
 from phyai.models.pi05.staging import most_padding, prompt_bucket
 from phyai.processing import ModelInputs
-from phyai.runtime import graphs
 
 FAMILIES = ["pi05", "pi0"]
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    """Records on the CPU; yields the functions that were recorded."""
-    functions = []
-
-    def record(function, device, pool=None):
-        functions.append(function)
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
-    return functions
 
 
 @pytest.mark.parametrize("family", FAMILIES)
