@@ -1,4 +1,4 @@
-"""States of a whole process that a caller may have set."""
+"""States of a whole process: those that a caller may have set, and waiting for the GPU."""
 
 from contextlib import contextmanager
 
@@ -14,3 +14,14 @@ def default_dtype(dtype):
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def no_synchronization():
+    """Make whatever waits for the GPU fail, once all that was launched before is done."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_oracle import random_operands
+from process_state import no_synchronization
 
 from piper_kernels import piper_attention, sage_attention_2pp
 
@@ -27,12 +28,8 @@ def test_no_synchronization_and_a_replay_equals_eager(operator, head_dim, is_cau
     error = (eager.cpu().float() - wanted).abs()
     assert error.mean() < (CAUSAL_MEAN_ERROR if is_causal else MEAN_ERROR)
     assert error.max() < MAX_ERROR
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         operator(*on_device, is_causal=is_causal)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     live = [torch.zeros_like(x) for x in on_device]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

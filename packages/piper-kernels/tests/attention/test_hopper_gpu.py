@@ -4,6 +4,7 @@ import hopper_emulation as hopper
 import pytest
 import torch
 from attention_oracle import exact_attention, random_operands, sqnr
+from process_state import no_synchronization
 
 from piper_kernels import piper_attention, sage_attention_2pp
 from piper_kernels.attention._backends import AttentionRequest
@@ -178,12 +179,8 @@ def test_capture_and_no_synchronization(name):
     first = on_device(random_operands(1, 2, 2, 193, 193, 64))
     second = on_device(random_operands(1, 2, 2, 193, 193, 64, seed=1))
     wanted = operator(*second)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         operator(*first)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = operator(*first)

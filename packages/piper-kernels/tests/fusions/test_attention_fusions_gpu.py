@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from process_state import no_synchronization
 
 from piper_kernels.fusions.convrot_int8_piper import convrot_int8_piper_compile_options
 from piper_kernels.fusions.convrot_int8_sparse_piper import (
@@ -201,12 +202,8 @@ def test_fused_graphs_neither_synchronize_nor_resist_capture(projected_attention
     graph = projected_attention.trace(model, options)
     assert graph.targets[-1].endswith("attention_output")
     eager = graph()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         again = graph()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, eager)
     captured_graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured_graph):

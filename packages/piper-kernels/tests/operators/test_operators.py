@@ -3,6 +3,7 @@
 import pytest
 import torch
 from operator_samples import GROUP, operator_names, samples
+from process_state import no_synchronization
 from torch.nn import functional
 
 from piper_kernels.linear.convrot import convrot_int8_linear
@@ -106,12 +107,8 @@ def test_no_operator_synchronizes_and_a_replay_equals_eager(index):
         pytest.skip("reads one number back, as its documentation says")
     eager = results(sample, fresh(sample))  # compiles what has to be compiled
     arguments = fresh(sample)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         again = results(sample, arguments)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for left, right in zip(eager, again, strict=True):
         assert torch.equal(_bits(left), _bits(right))
     arguments = fresh(sample)
@@ -167,12 +164,8 @@ def test_public_functions_neither_synchronize_nor_resist_capture(name):
     run = public_calls("cuda")[name]
     with torch.inference_mode():
         eager = run()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = run()

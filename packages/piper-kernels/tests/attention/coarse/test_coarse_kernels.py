@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_state import no_synchronization
 
 from piper_kernels import sparse_piper_coarse_residual
 from piper_kernels.attention.coarse import reference
@@ -50,12 +51,8 @@ class TestOnTheGpu:
         eager = sparse_piper_coarse_residual(*live, **options)
         wanted = reference.coarse_residual(*live, 4, 0.125, RoutingMode.MINMAX, None)
         torch.testing.assert_close(eager, wanted, rtol=2e-5, atol=2e-6)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             sparse_piper_coarse_residual(*live, **options)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         inputs = [torch.zeros_like(x) for x in live]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_state import no_synchronization
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -42,12 +43,8 @@ class TestOnTheGpu:
 
         inputs = [torch.randn(1, 4, 513, head_dim, device="cuda").bfloat16() for _ in range(3)]
         eager = prepare(*inputs)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             prepare(*inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         live = [torch.zeros_like(x) for x in inputs]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -3,6 +3,7 @@
 import pytest
 import routed_emulation
 import torch
+from process_state import no_synchronization
 from routed_cases import EXACT_ERROR, MAX_ERROR, MEAN_ERROR, case, case_of, relative
 
 from piper_kernels import SparsePiperAttention
@@ -191,12 +192,8 @@ def test_nothing_synchronizes_and_a_replay_equals_eager(head_dim):
     module = SparsePiperAttention([0.4, 0.7])
     live = [x.bfloat16() for x in case(449, 2, 1, head_dim, device="cuda").operands]
     eager = module(*live, sparse_key_blocks=6)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         module(*live, sparse_key_blocks=6)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     inputs = [torch.zeros_like(x) for x in live]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

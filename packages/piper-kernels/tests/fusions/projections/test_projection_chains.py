@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from process_state import no_synchronization
 from projection_chains import Layer, P, relative_error
 from projection_oracle import exists
 
@@ -162,12 +163,8 @@ class TestOnTheGpu:
     def test_a_replay_equals_eager_and_nothing_synchronizes(self):
         layer = Layer(577, heads=2, device="cuda")
         eager = layer.sparse(HALF_AND_ALL, 8, MINMAX), layer.dense()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             layer.sparse(HALF_AND_ALL, 8, MINMAX), layer.dense()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = layer.sparse(HALF_AND_ALL, 8, MINMAX), layer.dense()

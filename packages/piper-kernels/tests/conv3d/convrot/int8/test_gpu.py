@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_state import no_synchronization
 
 from piper_kernels.conv3d.convrot.int8 import (
     ConvRotInt8Conv3d,
@@ -114,12 +115,8 @@ def test_is_captured_without_synchronization():
     module = ConvRotInt8Conv3d(make_weight(70, 128), padding="reflect")
     x = whole_numbers((1, 128, 3, 12, 20)).cuda()
     expected = module(x)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         module(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = module(x)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_state import no_synchronization
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -82,11 +83,8 @@ class TestOnTheGpu:
         weight = self.weight(128, 256)
         x = torch.randn(3, 512 if activation == "swiglu" else 256, device="cuda").bfloat16()
         convrot_int8_linear(x, weight, activation_fn=activation)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             result = convrot_int8_linear(x, weight, activation_fn=activation)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         expected = reference.linear(
             x.cpu(), weight.qdata.cpu(), weight.scale.cpu(), 64, activation_fn=activation
         )
