@@ -15,7 +15,7 @@ VALUES = ("normal", "zeros", "tiny", "large", "constant", "outlier row", "outlie
 FAULTS = ("dtype", "rank", "head_dim", "keys", "stride", "gradient", "empty", "scale", "heads")
 
 
-def make_rows(draw, shape, dtype, kind, largest=None):
+def make_rows(draw, shape, dtype, kind):
     """Return values ``[batch, heads, rows, head_dim]`` of a kind."""
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(2**32)))
     if kind == "zeros":
@@ -23,7 +23,7 @@ def make_rows(draw, shape, dtype, kind, largest=None):
     elif kind == "tiny":
         rows.mul_(1e-6)
     elif kind == "large":
-        rows.clamp_(-3, 3).mul_(largest or (2e4 if dtype == torch.float16 else 1e12))
+        rows.clamp_(-3, 3).mul_(2e4 if dtype == torch.float16 else 1e12)
     elif kind == "constant":
         rows.fill_(-0.7)
     elif kind == "outlier row":
