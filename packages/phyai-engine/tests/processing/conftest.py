@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from phyai.processing import PolicyProcessor
+
 ALPHABET = [chr(code) for code in range(32, 127)] + ["\n", "é", "▁"]
 
 
@@ -233,3 +235,8 @@ def build():
         state_stats=state_stats,
         action_stats=action_stats,
     )
+
+
+@pytest.fixture
+def processor(lerobot, build):
+    return PolicyProcessor.from_checkpoint(lerobot().folder, build.Shape())
