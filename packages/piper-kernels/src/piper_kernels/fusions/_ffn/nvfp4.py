@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piper_kernels._input_activations import width_factor
 from piper_kernels.fusions._ffn.chunks import ROW_TILE
 from piper_kernels.fusions._ffn.gated_updates import GatedUpdates
 from piper_kernels.fusions._ffn.operands import rows_of, same_scalar, validate_input
@@ -91,11 +90,7 @@ def validate_ffn(
         ValueError: A shape, dtype, device or layout does not fit.
     """
     require_rows("chunk_rows", chunk_rows, ROW_TILE)
-    validate_input(input)
-    if len(sources) != width_factor(activation_fn):
-        raise ValueError(
-            f"{activation_fn} takes {width_factor(activation_fn)} projections, got {len(sources)}"
-        )
+    validate_input(input, len(sources), activation_fn)
     inner = [source.validate(input.shape[-1], input.device) for source in sources]
     if any(width != inner[0] for width in inner):
         raise ValueError(f"gate and value must have equal outputs, got {inner}")

@@ -3,14 +3,21 @@
 import torch
 from torch import Tensor
 
+from piper_kernels._input_activations import width_factor
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def validate_input(input: Tensor) -> None:  # noqa: A002  # the name of F.linear
-    """Check the input of a network.
+def validate_input(
+    input: Tensor,  # noqa: A002  # the name of F.linear
+    sources: int,
+    activation_fn: str,
+) -> None:
+    """Check the input of a network and the number of projections that read it.
 
     Raises:
-        ValueError: It has no feature dimension, or another dtype or layout.
+        ValueError: The input has no feature dimension, or another dtype or layout; or the
+            activation takes another number of projections.
     """
     if input.ndim == 0:
         raise ValueError("the input of a network must have a feature dimension, got a scalar")
@@ -20,6 +27,10 @@ def validate_input(input: Tensor) -> None:  # noqa: A002  # the name of F.linear
         )
     if input.layout != torch.strided:
         raise ValueError(f"the input of a network must be strided, got {input.layout}")
+    if sources != width_factor(activation_fn):
+        raise ValueError(
+            f"{activation_fn} takes {width_factor(activation_fn)} projections, got {sources}"
+        )
 
 
 def rows_of(input: Tensor) -> Tensor:  # noqa: A002
