@@ -103,6 +103,18 @@ def test_errors(field, value, message):
         wrong.validate(rand(70, 32), 24)
 
 
+def run(code, **environment):
+    """Run code that prints ok at its end in a process of its own."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+    assert result.stdout.strip().endswith("ok"), result.stderr
+
+
 KERNEL = """
 import torch
 from piper_kernels.fusions._ffn import gated_updates, triton
@@ -125,15 +137,7 @@ print("ok")
 
 def test_kernel_in_the_interpreter():
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KERNEL],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert result.stdout.strip().endswith("ok"), result.stderr
+    run(KERNEL, TRITON_INTERPRET="1")
 
 
 COMPILE = """
@@ -163,12 +167,4 @@ print("ok")
 
 def test_kernel_compiles_for_every_target(tmp_path):
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert result.stdout.strip().endswith("ok"), result.stderr
+    run(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
