@@ -12,7 +12,7 @@ from phyai.models.cosmos3.state import Layout, Modalities
 from piper_kernels.linear.convrot.int8 import rows
 
 LAYOUT = Layout(2, 4, 6, clean_frames=(0,), fps=15.0)
-POLICY = {
+FP8 = {
     "quantization": {
         "rules": [
             {
@@ -24,16 +24,32 @@ POLICY = {
         ]
     }
 }
+INT8 = {
+    "quantization": {
+        "rules": [
+            {
+                "match": {"regex": r"gen_layers\.\d+\.(cross_attention|mlp)\.\w+$"},
+                "weight": {"dtype": "int8", "rotation_group": 16},
+                "input": {"dtype": "int8", "granularity": "per_channel", "dynamic": True},
+            }
+        ]
+    }
+}
+
+
+def make(variant, policy):
+    """Returns a model under a policy, a state of two frames and two texts."""
+    config = Cosmos3Config.tiny(variant, num_hidden_layers=2)
+    with kernels(policy, "cpu"):
+        model = random_transformer(config, params_dtype=torch.bfloat16, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    state = Modalities(torch.randn(4, 2, 4, 6, generator=generator))
+    return model, state, [model.prefill(torch.arange(1, 8)), model.prefill(torch.arange(1, 4))]
 
 
 @pytest.mark.parametrize("variant", ["qwen", "edge"])
 def test_the_tower_rounds_once_where_it_can(variant, fused, monkeypatch):
-    config = Cosmos3Config.tiny(variant, num_hidden_layers=2)
-    with kernels(POLICY, "cpu"):
-        model = random_transformer(config, params_dtype=torch.bfloat16, device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    state = Modalities(torch.randn(4, 2, 4, 6, generator=generator))
-    texts = [model.prefill(torch.arange(1, 8)), model.prefill(torch.arange(1, 4))]
+    model, state, texts = make(variant, FP8)
     assert fused == [], "the text is read in bf16"
     found = model.velocities(state, 833, texts, LAYOUT)
     layer = ["rmsnorm_rows", "quantize_parts", "rmsnorm_rows", "activation_rows"]
@@ -51,27 +67,9 @@ def test_the_tower_rounds_once_where_it_can(variant, fused, monkeypatch):
         assert error < 2e-2
 
 
-INT8 = {
-    "quantization": {
-        "rules": [
-            {
-                "match": {"regex": r"gen_layers\.\d+\.(cross_attention|mlp)\.\w+$"},
-                "weight": {"dtype": "int8", "rotation_group": 16},
-                "input": {"dtype": "int8", "granularity": "per_channel", "dynamic": True},
-            }
-        ]
-    }
-}
-
-
 @pytest.mark.parametrize("variant", ["qwen", "edge"])
 def test_int8_rows_are_prepared_in_front_of_products(variant, monkeypatch):
-    config = Cosmos3Config.tiny(variant, num_hidden_layers=2)
-    with kernels(INT8, "cpu"):
-        model = random_transformer(config, params_dtype=torch.bfloat16, device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    state = Modalities(torch.randn(4, 2, 4, 6, generator=generator))
-    texts = [model.prefill(torch.arange(1, 8)), model.prefill(torch.arange(1, 4))]
+    model, state, texts = make(variant, INT8)
     made = []
     for name in ("normed_rows", "joined_rows", "gated_rows"):
         function = getattr(rows, name)
