@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -55,13 +56,9 @@ def map_state(parts: Sequence[StatePart], state: np.ndarray) -> np.ndarray:
     Raises:
         RequestError: The state has another number of columns than the parts.
     """
-    _check_width("the state", sum(part.size for part in parts), state.shape[-1])
     mapped = np.empty(state.shape, np.float64)
-    start = 0
-    for part in parts:
-        columns = slice(start, start + part.size)
+    for part, columns in _columns("the state", parts, state.shape[-1]):
         mapped[..., columns] = state[..., columns] * np.asarray(part.scale) + part.offset
-        start += part.size
     return mapped
 
 
@@ -71,18 +68,14 @@ def map_actions(parts: Sequence[ActionPart], actions: np.ndarray) -> np.ndarray:
     Raises:
         RequestError: The actions have another number of columns than the parts.
     """
-    _check_width("an action", sum(part.size for part in parts), actions.shape[-1])
     mapped = np.empty(actions.shape, np.float32)
-    start = 0
-    for part in parts:
-        columns = slice(start, start + part.size)
+    for part, columns in _columns("an action", parts, actions.shape[-1]):
         values = actions[..., columns] * np.asarray(part.scale) + part.offset
         if part.threshold is not None:
             values = (values > part.threshold).astype(np.float32)
         if part.clip is not None:
             values = np.clip(values, *part.clip)
         mapped[..., columns] = values
-        start += part.size
     return mapped
 
 
@@ -94,15 +87,11 @@ def unmap_actions(parts: Sequence[ActionPart], actions: np.ndarray) -> np.ndarra
     Raises:
         RequestError: The actions have another number of columns than the parts.
     """
-    _check_width("an action", sum(part.size for part in parts), actions.shape[-1])
     model = np.zeros(actions.shape, np.float64)
-    start = 0
-    for part in parts:
-        columns = slice(start, start + part.size)
+    for part, columns in _columns("an action", parts, actions.shape[-1]):
         scale = np.broadcast_to(np.asarray(part.scale, np.float64), (part.size,))
         values = (actions[..., columns] - np.asarray(part.offset)) / np.where(scale == 0, 1, scale)
         model[..., columns] = np.where(scale == 0, 0.0, values)
-        start += part.size
     return model
 
 
@@ -112,6 +101,16 @@ def relative_mask(parts: Sequence[ActionPart]) -> tuple[bool, ...]:
     return mask if any(mask) else ()
 
 
-def _check_width(what: str, expected: int, seen: int) -> None:
+def _columns[Part: (StatePart, ActionPart)](
+    what: str, parts: Sequence[Part], seen: int
+) -> list[tuple[Part, slice]]:
+    """Return every part with its columns.
+
+    Raises:
+        RequestError: There are ``seen`` columns, and the parts have another number.
+    """
+    stops = list(accumulate(part.size for part in parts))
+    expected = stops[-1] if stops else 0
     if expected != seen:
         raise RequestError(f"{what} has {seen} columns, the adapter describes {expected}")
+    return [(part, slice(stop - part.size, stop)) for part, stop in zip(parts, stops, strict=True)]
