@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from piper_kernels.fusions._ffn import convrot_int8 as core
+from piper_kernels.fusions._ffn.operands import validate_input
 from piper_kernels.fusions.convrot_int8_gelu_ffn import _ops as gelu_ops
 from piper_kernels.fusions.convrot_int8_swiglu_ffn import _ops as swiglu_ops
 from piper_kernels.linear.convrot import convrot_int8_linear
@@ -223,6 +224,11 @@ def test_errors_of_operands(change, error, message):
         ]
         with pytest.raises(error, match=message):
             swiglu_ops.swiglu_ffn(*fake)
+
+
+def test_activations_have_a_number_of_projections():
+    with pytest.raises(ValueError, match="swiglu takes 2 projections, got 1"):
+        validate_input(rand(5, FEATURES), 1, "swiglu")
 
 
 def test_gate_and_value_must_agree():
