@@ -65,13 +65,21 @@ import time
 from phyai.runtime import workers
 
 workers._LEAVE_S = 0.1 if {hangs} else 600.0
-workers.dist.destroy_process_group = lambda: time.sleep(600.0 if {hangs} else 0.0)
 held = [object()]
+
+def close():
+    print("closes, holds", held, flush=True)
+    time.sleep(600.0 if {hangs} else 0.0)
+
+workers.dist.destroy_process_group = close
 workers._leave(held)
-assert not held
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
-    assert done.returncode == int(hangs)
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=300, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (int(hangs), "")
+    # Where collecting garbage takes longer than a process may, the group is not even closed.
+    assert done.stdout in ("closes, holds []\n", "" if hangs else None)
 
 
 class Idle:
