@@ -10,6 +10,7 @@ from torch import Tensor
 from piper_kernels._triton.targets import accelerator_target
 
 MIN_CAPABILITY = (7, 0)
+NO_TRITON = 'Triton is not installed; install it: pip install "piper-kernels[triton]"'
 _NOTHING = nullcontext()
 
 
@@ -33,7 +34,7 @@ def support(device: torch.device) -> tuple[bool, str]:
     if target.backend == "cuda" and target.capability < MIN_CAPABILITY:
         return False, f"Triton kernels need sm_70 or newer, {device} is {target.architecture}"
     if not triton_is_installed():
-        return False, 'Triton is not installed; install it: pip install "piper-kernels[triton]"'
+        return False, NO_TRITON
     return True, ""
 
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from piper_kernels._triton.runtime import triton_is_installed
+from piper_kernels._triton.runtime import NO_TRITON, triton_is_installed
 from piper_kernels.attention._backends import AttentionRequest
 
 _HOPPER = (9, 0)
@@ -24,7 +24,7 @@ def hopper_support(request: AttentionRequest) -> tuple[bool, str]:
         found = "a CPU" if target is None else target.architecture
         return False, f"needs sm_90, got {found}"
     if not triton_is_installed():
-        return False, "Triton is not installed; install piper-kernels[triton]"
+        return False, NO_TRITON
     if not _has_kernels():
         return False, "Triton has no Gluon for Hopper; install Triton 3.6 or newer"
     return True, ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from piper_kernels._triton.runtime import triton_is_installed
+from piper_kernels._triton.runtime import NO_TRITON, triton_is_installed
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionRequest
 from piper_kernels.attention._mixed_sign import AttentionPlan, piper_plan
@@ -24,7 +24,7 @@ class MixedSignBackend:
         if request.target is None:
             return False, "needs a CUDA or ROCm device"
         if not triton_is_installed():
-            return False, "Triton is not installed; install piper-kernels[triton]"
+            return False, NO_TRITON
         plan, reason = piper_plan(request.target, request.head_dim, request.is_causal)
         return plan is not None, reason
 

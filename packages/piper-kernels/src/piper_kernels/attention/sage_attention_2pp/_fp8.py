@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from piper_kernels._triton.runtime import triton_is_installed
+from piper_kernels._triton.runtime import NO_TRITON, triton_is_installed
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._backends import AttentionRequest
 from piper_kernels.attention._mixed_sign import fp8_plan
@@ -18,7 +18,7 @@ class Fp8Backend:
         if request.target is None:
             return False, "needs a CUDA device"
         if not triton_is_installed():
-            return False, "Triton is not installed; install piper-kernels[triton]"
+            return False, NO_TRITON
         plan, reason = fp8_plan(request.target, request.is_causal)
         return plan is not None, reason
 

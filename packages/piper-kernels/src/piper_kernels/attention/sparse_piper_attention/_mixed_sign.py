@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_kernels._triton.runtime import triton_is_installed
+from piper_kernels._triton.runtime import NO_TRITON, triton_is_installed
 from piper_kernels._triton.targets import accelerator_target
 from piper_kernels.attention._mixed_sign.plan import AttentionPlan, sparse_plan
 from piper_kernels.attention.sparse_piper_attention import _native
@@ -23,7 +23,7 @@ class MixedSignBackend:
         if target is None:
             return False, f"mixed-sign products need a CUDA or ROCm device, got {device}"
         if not triton_is_installed():
-            return False, "Triton is not installed; install piper-kernels[triton]"
+            return False, NO_TRITON
         plan, reason = sparse_plan(target)
         return plan is not None, reason
 
