@@ -192,3 +192,24 @@ def nan_filled_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, _filled(getattr(torch, name)))
     for name in ("new_empty", "new_empty_strided"):
         monkeypatch.setattr(torch.Tensor, name, _filled(getattr(torch.Tensor, name)))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """Records graphs on the CPU; a replay calls the function again. Lists what was recorded."""
+    import torch
+
+    from phyai.runtime import graphs
+
+    functions: list[Callable[[], Any]] = []
+
+    def record(function: Callable[[], Any], *_: object) -> tuple[Any, Callable[[], Any]]:
+        functions.append(function)
+        output = function()
+        return output, lambda: output.copy_(function())
+
+    monkeypatch.setattr(graphs, "_cuda_device", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, *_: function())
+    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    return functions

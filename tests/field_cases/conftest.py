@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from phyai.processing import Observation
 
@@ -57,21 +55,3 @@ def sources() -> list[Path]:
     """Returns all modules of the three wheels."""
     folders = sorted((ROOT / "packages").glob("*/src"))
     return [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], torch.Tensor]]:
-    """Replays CUDA graphs on the CPU by calling what was recorded; lists the recordings."""
-    from phyai.runtime import graphs
-
-    functions: list[Callable[[], torch.Tensor]] = []
-
-    def record(function: Callable[[], torch.Tensor], device: Any, pool: Any = None) -> Any:
-        functions.append(function)
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
-    return functions

@@ -9,9 +9,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-import torch
-
-from phyai.runtime import graphs
 
 
 @pytest.fixture
@@ -44,22 +41,3 @@ def fuzz(request: pytest.FixtureRequest) -> Callable[..., None]:
             assert share[0] <= accepted / count <= share[1]
 
     return run
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], torch.Tensor]]:
-    """Records graphs on the CPU; a replay calls the function again. Lists what was recorded."""
-    functions: list[Callable[[], torch.Tensor]] = []
-
-    def record(
-        function: Callable[[], torch.Tensor], device: torch.device, pool: object
-    ) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
-        functions.append(function)
-        output = function()
-        return output, lambda: output.copy_(function())
-
-    monkeypatch.setattr(graphs, "_cuda_device", lambda inputs: torch.device("cpu"))
-    monkeypatch.setattr(graphs, "_run_on_side_stream", lambda function, device: function())
-    monkeypatch.setattr(graphs, "_record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    return functions
