@@ -1,7 +1,7 @@
 """Run the ``gpu`` tests on an NVIDIA device with the Python that runs this file.
 
 Fails, instead of skipping, where there is no such device. With ``--benchmarks`` every benchmark
-runs after tests that passed, an estimated 27 minutes on an H200, and stores its JSON; on that
+runs after tests that passed, an estimated 30 minutes on an H200, and stores its JSON; on that
 device the pages and pictures that show the results are written again. ``--benchmarks-only`` leaves
 out the tests. Further arguments go to pytest.
 """

@@ -31,6 +31,7 @@ from _time_limit import OverLimitError, time_limit
 ENGINE = ROOT / "packages" / "phyai-engine" / "benchmarks"
 PARTS = ("cosmos3_nano", "cosmos3_super", "pi05")
 LEAST = 2
+sys.path.insert(0, str(ENGINE))
 
 
 class Check:
@@ -100,11 +101,7 @@ class Check:
         print(f"[{time.monotonic() - self._began:.0f} s] {text}", flush=True)
 
     def _store(self) -> None:
-        if self.output is not None:
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            draft = self.output.with_suffix(".part")
-            draft.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
-            draft.replace(self.output)
+        importlib.import_module("_results").store(self.document, self.output)
 
 
 def has_error(found: dict[str, Any]) -> bool:
@@ -133,7 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and return 1 if something failed, 2 without the devices."""
     options = parse(arguments)
     use_this_checkout()
-    sys.path.insert(0, str(ENGINE))
     import torch
 
     devices = LEAST if options.tiny else torch.cuda.device_count()

@@ -130,7 +130,7 @@ class Races:
         self._sanitizer = sanitizer
         self._expected: bool | None = None
 
-    def none(self, status: int, text: str) -> bool:
+    def only_hand_over(self, status: int, text: str) -> bool:
         """Return whether what racecheck found is only what it finds in the control kernel."""
         if status != ERROR_STATUS or not is_hand_over(text, (KERNELS, HERE)):
             return False
@@ -146,7 +146,7 @@ def watch(sanitizer: str, tool: str, name: str, races: Races) -> bool:
     lines = text.splitlines()
     clean = status == 0
     said = "\n".join(lines[-1:] if clean else lines[-20:])
-    if tool == "racecheck" and not clean and races.none(status, text):
+    if tool == "racecheck" and not clean and races.only_hand_over(status, text):
         clean = True
         said = (
             f"only Triton's hand-over to groups of warps, as in a kernel without work: {lines[-1]}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from configparser import ConfigParser
 from email.message import Message
 from email.parser import Parser
@@ -24,43 +25,7 @@ from .wheel_builds import (
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Imports from one folder, refuses some packages as if they were not installed, checks the maths.
-STANDS_ALONE = """
-import sys
-
-wheel, *absent = sys.argv[1:]
-
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in absent:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Absent())
-sys.path.insert(0, wheel)
-import torch
-import piper_kernels
-from piper_kernels.stochastic_quantization import stochastic_round_to_int
-
-assert piper_kernels.__file__.startswith(wheel), piper_kernels.__file__
-
-
-def rounded(seed):
-    values = torch.full((2**14,), 0.25)
-    return stochastic_round_to_int(
-        values, seed=seed, quant_min=-128, quant_max=127,
-        deterministic=values.round().to(torch.int64),
-    )
-
-
-first = rounded(7)
-assert set(first.tolist()) == {0, 1}
-assert abs(first.double().mean() - 0.25) < 0.02
-assert torch.equal(first, rounded(7))
-assert not torch.equal(first, rounded(8))
-assert not {name.partition(".")[0] for name in sys.modules} & set(absent)
-"""
+IMPORT_ALONE = ROOT / "tests" / "import_alone.py"
 
 
 @pytest.fixture(scope="module")
@@ -222,66 +187,45 @@ def unpack(wheel: Path, folder: Path) -> Path:
     return folder
 
 
-def test_piper_kernels_alone_rounds_without_torchao_and_triton(wheels, tmp_path):
-    folder = unpack(wheels["piper-kernels"], tmp_path / "piper")
-    absent = ["torchao", "triton", "phyai", "phyai_quant"]
+def import_alone(python: Path | str, folder: Path, modules: str, absent: Sequence[str]) -> None:
+    """Import modules from a folder in a process of its own that does not find some packages."""
     result = subprocess.run(
-        [sys.executable, "-P", "-c", STANDS_ALONE, str(folder), *absent],
-        cwd=tmp_path,
+        [python, "-P", IMPORT_ALONE, folder, modules, *absent],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_piper_kernels_alone_rounds_without_torchao_and_triton(wheels, tmp_path):
+    folder = unpack(wheels["piper-kernels"], tmp_path / "piper")
+    absent = ["torchao", "triton", "phyai", "phyai_quant"]
+    import_alone(sys.executable, folder, "piper_kernels", absent)
 
 
 # By package: what it brings along, what is imported, what nobody installed.
 WITHOUT_EXTRAS = {
     "phyai-quant": (
         ["piper-kernels"],
-        "import phyai_quant, phyai_quant.importers, phyai_quant.offline",
+        "phyai_quant,phyai_quant.importers,phyai_quant.offline",
         ["matplotlib", "phyai", "rich", "ruamel", "typer"],
     ),
     "phyai-engine": (
         ["piper-kernels", "phyai-quant"],
-        "import phyai, phyai.engine, phyai.cli",
+        "phyai,phyai.engine,phyai.cli",
         ["av", "matplotlib", "msgpack", "prometheus_client", "ray", "tensorstore", "websockets"],
     ),
 }
-IMPORT = """
-import sys
-
-folder, statement, *absent = sys.argv[1:]
-
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in absent:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Absent())
-sys.path.insert(0, folder)
-exec(statement)
-package = sys.modules[statement.split()[1].rstrip(",")]
-assert package.__file__.startswith(folder), package.__file__
-assert not {name.partition(".")[0] for name in sys.modules} & set(absent)
-"""
 
 
 @pytest.mark.parametrize("name", WITHOUT_EXTRAS)
 def test_a_wheel_imports_without_its_extras(wheels, tmp_path, name):
-    below, statement, absent = WITHOUT_EXTRAS[name]
+    below, modules, absent = WITHOUT_EXTRAS[name]
     for package in [*below, name]:
         unpack(wheels[package], tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", IMPORT, str(tmp_path), statement, *absent],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    import_alone(sys.executable, tmp_path, modules, absent)
 
 
 @pytest.mark.parametrize("name", WITHOUT_EXTRAS)
@@ -320,11 +264,5 @@ def test_piper_kernels_installs_into_a_clean_environment(wheels, tmp_path):
         text=True,
         check=True,
     ).stdout.strip()
-    result = subprocess.run(
-        [python, "-P", "-c", STANDS_ALONE, site, "torchao", "triton", "phyai", "phyai_quant"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    absent = ["torchao", "triton", "phyai", "phyai_quant"]
+    import_alone(python, Path(site), "piper_kernels", absent)

@@ -28,6 +28,7 @@ import torch
 from _cosmos3_page import page
 from _diffusers import time_diffusers
 from _environment import environment
+from _results import store
 
 from phyai.models.cosmos3.bench import DROID_DOMAIN, cosines, describe, kernels, measure_policy
 from phyai.models.cosmos3.bench_parallel import DROID_LAYOUT, time_ranks
@@ -81,10 +82,7 @@ class Run:
 
     def store(self) -> None:
         """Write what is known so far."""
-        output = self.arguments.output
-        if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
+        store(self.document, self.arguments.output)
 
     def policies(self) -> None:
         """Measure the DROID contract under every policy; what one cannot do is its error."""
@@ -237,7 +235,7 @@ def write_page(results: Path, others: Sequence[Path]) -> None:
             if part == "diffusers":
                 document[part].setdefault("beside", _requests(more))
     if others:
-        results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        store(document, results)
     PAGE.write_text(page(document), encoding="utf-8")
 
 

@@ -12,7 +12,6 @@ seconds.
 # pyright: reportMissingImports=false
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 from _environment import environment
+from _results import store
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -249,17 +249,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         except RuntimeError as error:  # the other layout is still worth measuring
             document["layouts"][layout] = {"error": str(error)}
             print(layout, error, file=sys.stderr, flush=True)
-        _store(document, arguments.output)
+        store(document, arguments.output)
     if arguments.diffusers:
         document["diffusers"] = theirs(config, inputs, expected, arguments)
-    _store(document, arguments.output)
+    store(document, arguments.output)
     return document
-
-
-def _store(document: dict[str, Any], output: Path | None) -> None:
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from _environment import environment
+from _results import store
 
 from phyai.dispatch import (
     CallSite,
@@ -224,8 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = run(device, quick=arguments.quick)
     folder = result["device"].lower().replace(" ", "-")
     target = arguments.output or HERE / "results" / folder / "dispatch.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    store(result, target)
     for row in result["rows"]:
         bound = "" if row["bound"] is None else f"  bound {row['bound']:g} {row['unit']}"
         mark = "" if row["within"] else "  MISSED"

@@ -22,6 +22,7 @@ import torch
 from _environment import environment
 from _lerobot import time_lerobot
 from _pi05_page import page
+from _results import store
 
 from phyai.models.pi05.accuracy import compare_with_reference
 from phyai.models.pi05.bench import ANCHORS, Setting, measure_all
@@ -50,18 +51,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 entry["error"] = found
             else:
                 entry["results"].append(found)
-            _store(document, arguments.output)
+            store(document, arguments.output)
         _free()
     if arguments.inputs:
         found = compare_with_reference(policies, "cuda", inputs=arguments.inputs)
         for name, accuracy in zip(names, found, strict=True):
             print(name, accuracy, flush=True)
             document["policies"][name]["accuracy"] = accuracy
-            _store(document, arguments.output)
+            store(document, arguments.output)
         _free()
     if arguments.lerobot:
         document["lerobot"] = time_lerobot(device, compile_mode=arguments.compile)
-        _store(document, arguments.output)
+        store(document, arguments.output)
     return document
 
 
@@ -84,12 +85,6 @@ def _policy(
 def _free() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _store(document: dict[str, Any], output: Path | None) -> None:
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,6 @@ The JSON is written after every part.
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from _results import store
 from _serving_load import Server, observation
 
 from phyai.client import PolicyClient
@@ -203,24 +203,14 @@ def main() -> None:
             cells = (f"{row[name]:.{int(name in ('chunks/s', 'batch'))}f}" for name in COLUMNS)
             print(f"| {' | '.join(cells)} |", flush=True)
             document["rows"].append(row)
-            store(args.json, document)
+            store(document, args.json)
         if args.kill:
             seconds = args.seconds if args.kill_seconds is None else args.kill_seconds
             killed = kill_one(server, args.replicas, max(args.clients), seconds)
             document["killed"] = killed
-            store(args.json, document)
+            store(document, args.json)
             if killed["lost"]:
                 raise RuntimeError(f"{killed['lost']} requests have no chunk: {killed}")
-
-
-def store(path: Path | None, document: dict[str, Any]) -> None:
-    """Write the results at once or not at all, so that a reader never sees half of them."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from _environment import environment
+from _results import store
 from _serving_load import Server, observation
 from websockets.sync.client import connect
 
@@ -288,8 +289,7 @@ def main(words: Sequence[str] | None = None) -> int:
         document = soak(server, options)
     document["growth"] = {name: round(growth(document["samples"], name), 2) for name in bounds}
     document["bounds"] = bounds
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    store(document, options.output)
     print(f"{document['replies']} replies, growth {document['growth']}")
     wrong = faults(document, bounds)
     for line in wrong:

@@ -46,6 +46,13 @@ TARGETS = (
 )
 
 
+def _alone(row: dict, field: str) -> float | None:
+    """Return a number of a row as it is where its provider runs by itself."""
+    if field != "tops":
+        return row.get(f"sustained_{field}")
+    return row["tops"] * row["ms"] / row["sustained_ms"] if "sustained_ms" in row else None
+
+
 def evaluate(rows: Iterable[dict]) -> list[dict]:
     """Return ``target``, ``case``, ``provider``, ``required``, ``found``, ``met`` of rows meant.
 
@@ -66,7 +73,7 @@ def evaluate(rows: Iterable[dict]) -> list[dict]:
                     "provider": row["provider"],
                     "required": target.required,
                     "found": found,
-                    "alone": row.get(f"sustained_{target.field}"),
+                    "alone": _alone(row, target.field),
                     "met": found is not None and found >= target.required,
                 }
             )

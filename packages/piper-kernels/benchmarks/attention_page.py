@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from _attention_tables import LABELS, attention_table, quality_table, targets_table
+from _attention_targets import evaluate
 from _pages import MISSING, Page, environment_line, stored, tables_by_case
 from _report import REPOSITORY
 
@@ -37,13 +38,13 @@ def sections(folder: Path) -> dict[str, str]:
         found["environment"] = environment_line(dense) + absent(dense["rows"])
         found["dense"] = tables_by_case(measured(dense["rows"]), attention_table)
         found["quality"] = quality_table(measured(dense["quality"]))
-        targets += dense["targets"]
+        targets += evaluate(dense["rows"])
     if sparse := stored(folder, "sparse_attention"):
         found["sparse environment"] = environment_line(sparse)
         found["sparse"] = tables_by_case(measured(sparse["rows"]), attention_table)
         if sparse.get("quality"):
             found["sparse"] += f"\n\n### Quality\n\n{quality_table(sparse['quality'])}"
-        targets += sparse["targets"]
+        targets += evaluate(sparse["rows"])
     if targets:
         found["targets"] = targets_table(targets)
     return found

@@ -40,7 +40,7 @@ from _harness import device
 from _report import say
 
 QUALITY_ROWS, QUICK_QUALITY_ROWS = 4096, 130
-BUDGET = 45
+BUDGET = 120
 # Cases whose kernels are those of all.
 COMPILED = tuple(case for case in FULL if case.rows == FULL[0].rows or case.heads != case.kv_heads)
 QUALITY_HEADS, QUICK_QUALITY_HEADS = 8, 2

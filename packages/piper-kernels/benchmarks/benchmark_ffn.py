@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a dry run")
     parser.add_argument("--block", action="store_true", help="the transformer block instead")
     parser.add_argument("--providers", nargs="+", choices=LABELS, default=list(LABELS))
-    parser.add_argument("--budget", type=float, default=90, help="seconds (default 90)")
+    parser.add_argument("--budget", type=float, default=240, help="seconds (default 240)")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--commit", help="commit to record where there is no git history")
     options = parser.parse_args(arguments)

@@ -91,11 +91,7 @@ def check_quantized_layers(
     check_resolved_layers(
         names_to_dtypes,
         plan,
-        {
-            layer: plan.explain(layer, module_cls)
-            for layer, module_cls in layers.items()
-            if _is_wide(names_to_dtypes, layer)
-        },
+        {layer: plan.explain(layer, module_cls) for layer, module_cls in layers.items()},
     )
 
 
@@ -118,24 +114,21 @@ def check_resolved_layers(
     """
     problems = []
     for layer, resolution in resolutions.items():
+        name = f"{layer}.weight"
+        if not _kind(names_to_dtypes.get(name)).startswith(_WIDE_DTYPES):
+            continue
         scheme = resolution.scheme
         if scheme is None or scheme.online or scheme.stored_by is not None:
             continue
-        if _is_wide(names_to_dtypes, layer):
-            name = f"{layer}.weight"
-            decider = resolution.decided_by(plan.source)
-            if resolution.legs[0].rule is None:
-                decider += f" says {scheme.describe()}"
-            problems.append(f"{name} ({names_to_dtypes[name]}): not quantized, but {decider}")
+        decider = resolution.decided_by(plan.source)
+        if resolution.legs[0].rule is None:
+            decider += f" says {scheme.describe()}"
+        problems.append(f"{name} ({names_to_dtypes[name]}): not quantized, but {decider}")
     _raise(
         "the checkpoint holds unquantized weights of layers that its quantization config covers; "
         "take out entries that name them alone, or add them to its ignore list",
         problems,
     )
-
-
-def _is_wide(names_to_dtypes: Mapping[str, Any], layer: str) -> bool:
-    return _kind(names_to_dtypes.get(f"{layer}.weight")).startswith(_WIDE_DTYPES)
 
 
 def _unquantized_reason(layer: str, plan: QuantPlan | None) -> str:

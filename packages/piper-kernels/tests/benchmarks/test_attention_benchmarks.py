@@ -231,7 +231,10 @@ def test_targets_tell_turns_and_alone_apart():
     row |= {"head_dim": case.head_dim, "tops": 700.0, "times_cudnn": 1.1}
     [ratio, _] = evaluate([row | {"sustained_times_cudnn": 1.3}])
     assert (ratio["found"], ratio["alone"], ratio["met"]) == (1.1, 1.3, False)
-    assert evaluate([row])[0]["alone"] is None
+    assert [entry["alone"] for entry in evaluate([row])] == [None, None]
+    # The rate follows from the time alone, 5/6 of that in turns.
+    [_, rate] = evaluate([row | {"ms": 6.0, "sustained_ms": 5.0}])
+    assert (rate["found"], rate["alone"], rate["met"]) == (700.0, pytest.approx(840.0), False)
 
 
 def test_a_variant_is_repeated_alone_and_the_first_half_does_not_count(monkeypatch):

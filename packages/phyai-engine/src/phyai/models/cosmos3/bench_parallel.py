@@ -1,5 +1,6 @@
 """Times several devices against one: they share guidance branches, every layer, or both."""
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -210,47 +211,59 @@ def time_ranks(
         raise ValueError(f"grids {[*grids]} have {sorted(sizes)} devices; they must have the same")
     backend = "nccl" if kind == "cuda" else "gloo"
     workers = Workers(sizes.pop(), Rank, config, layout, dtype, kind, policy, backend=backend)
-    found: dict[str, Any] = {}
-    references: dict[str, Any] = {}
+    with contextlib.closing(workers):
+        comparison = _Comparison(workers, sampling, runs)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {}
+        if exact:
+            parts["fp32"] = comparison.compute_in_fp32
+        for grid in [None, *grids] if alone else grids:
+            parts[grid_name(grid)] = partial(comparison.time_placed, grid)
+        return _results(parts, report)
 
-    def in_fp32() -> dict[str, Any]:
-        references["fp32"] = workers.call("exact", sampling)
+
+class _Comparison:
+    """Times ranks, and compares them with one device and with fp32 where these came before."""
+
+    def __init__(self, workers: Workers, sampling: Sampling, runs: int) -> None:
+        self.workers, self.sampling, self.runs = workers, sampling, runs
+        self.alone: dict[str, Any] | None = None
+        self.exact: Data | None = None
+
+    def compute_in_fp32(self) -> dict[str, Any]:
+        """Keeps the data in fp32; there is nothing to report of it."""
+        self.exact = self.workers.call("exact", self.sampling)
         return {}
 
-    def placed(grid: Grid | None) -> dict[str, Any]:
-        workers.call("place", grid)
-        timed = workers.call("run", sampling, runs)
-        result = _compared(timed, references) | {"most_bytes": workers.call("memory")}
+    def time_placed(self, grid: Grid | None) -> dict[str, Any]:
+        """Places the ranks and returns their times, differences and bytes."""
+        self.workers.call("place", grid)
+        timed = self.workers.call("run", self.sampling, self.runs)
+        found: dict[str, Any] = {"ms": [round(value, 2) for value in timed["ms"]]}
+        if self.alone is not None:
+            found["speedup"] = round(min(self.alone["ms"]) / min(timed["ms"]), 3)
+            found["difference"] = _differences(timed["data"], self.alone["data"])
+        if self.exact is not None:
+            found["difference_to_fp32"] = _differences(timed["data"], self.exact)
         if grid is None:
-            references["alone"] = timed
-        return result
-
-    parts: dict[str, Callable[[], dict[str, Any]]] = {"fp32": in_fp32} if exact else {}
-    for grid in [None, *grids] if alone else grids:
-        parts[grid_name(grid)] = partial(placed, grid)
-    try:
-        for name, measure in parts.items():
-            try:
-                result = measure()
-            except Exception as error:  # the other parts are still worth measuring
-                result = {"error": describe(error)}
-            if result:
-                found[name] = result
-                if report is not None:
-                    report(name, result)
-    finally:
-        workers.close()
-    return found
+            self.alone = timed
+        return found | {"most_bytes": self.workers.call("memory")}
 
 
-def _compared(timed: dict[str, Any], references: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"ms": [round(value, 2) for value in timed["ms"]]}
-    alone = references.get("alone")
-    if alone is not None:
-        found["speedup"] = round(min(alone["ms"]) / min(timed["ms"]), 3)
-        found["difference"] = _differences(timed["data"], alone["data"])
-    if "fp32" in references:
-        found["difference_to_fp32"] = _differences(timed["data"], references["fp32"])
+def _results(
+    parts: dict[str, Callable[[], dict[str, Any]]],
+    report: Callable[[str, dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    """Returns what each part finds, or its error; parts that find nothing are left out."""
+    found: dict[str, Any] = {}
+    for name, measure in parts.items():
+        try:
+            result = measure()
+        except Exception as error:  # the other parts are still worth measuring
+            result = {"error": describe(error)}
+        if result:
+            found[name] = result
+            if report is not None:
+                report(name, result)
     return found
 
 
