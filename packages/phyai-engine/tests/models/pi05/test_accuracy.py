@@ -86,7 +86,7 @@ def test_page(page):
 
 def test_a_given_commit_is_recorded(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("_environment", "_lerobot", "_pi05_page", "benchmark_pi05"):
+    for name in ("_environment", "_lerobot", "_pi05_page", "_results", "benchmark_pi05"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import benchmark_pi05
 
@@ -97,7 +97,7 @@ def test_a_given_commit_is_recorded(monkeypatch):
         benchmark_pi05, "environment", lambda _, commit: real(torch.device("cpu"), commit)
     )
     stored = {}
-    monkeypatch.setattr(benchmark_pi05, "_store", lambda document, _: stored.update(document))
+    monkeypatch.setattr(benchmark_pi05, "store", lambda document, _: stored.update(document))
     benchmark_pi05.main(["--commit", "abc", "--inputs", "0", "--output", "results.json"])
     assert stored["environment"]["commit"] == "abc"
     assert stored["policies"] == {"default": {"results": [], "error": "KeyError: 'ms'"}}
