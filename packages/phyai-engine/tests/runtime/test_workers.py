@@ -78,8 +78,9 @@ workers._leave(held)
         [sys.executable, "-c", code], timeout=300, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (int(hangs), "")
-    # Where collecting garbage takes longer than a process may, the group is not even closed.
-    assert done.stdout in ("closes, holds []\n", "" if hangs else None)
+    # A process that is ended may have said anything of this up to then.
+    said = "closes, holds []\n"
+    assert said.startswith(done.stdout) if hangs else done.stdout == said
 
 
 class Idle:
